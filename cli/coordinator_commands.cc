@@ -434,7 +434,12 @@ absl::StatusOr<int> CordonMembers(const Invocation& in) {
                     : in.line.On("undo")            ? Mode::kUndo
                                                     : Mode::kCordon;
   CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
-  CADRE_ASSIGN_OR_RETURN(const v1::CordonReply reply, client->Cordon(in.line.argument(), mode));
+  absl::Duration within;
+  if (mode == Mode::kDrain) {
+    within = in.line.Get<absl::Duration>("within").value_or(absl::ZeroDuration());
+  }
+  CADRE_ASSIGN_OR_RETURN(const v1::CordonReply reply,
+                         client->Cordon(in.line.argument(), mode, within));
   Print(ToJson(reply), absl::StrJoin(reply.members(), "\n") + "\n", in.global, in.console);
   return kExitOk;
 }

@@ -525,17 +525,19 @@ the record of the host.
        .run = CordonMembers},
       {.name = "drain",
        .arguments = {{.name = "NAME|HOST|ID"}},
-       .brief = "let a worker, or all workers of a host, finish their period and end",
+       .flags = {{"within", kDuration, "T", "when the workers end in any case; default: their limits"}},
+       .brief = "let a worker, or all workers of a host, contribute and end",
        .text =
-           R"(As 'cadre cordon', and the connected workers leave their groups at the next boundary, so that no
-steps are lost, and end with exit code 143. Their groups continue with idle workers or with fewer
-ranks. Prints the ids of the workers. A restarted worker remains excluded until
+           R"(As 'cadre cordon', and the connected workers leave their groups and end with exit code 143. Their
+groups contribute before, so that no steps are lost: at the next boundary, or after the current step
+if the boundary is more than half of the time away that the workers have. It is that of --within, or
+else --drain-timeout of each worker. The groups continue with idle workers or with fewer ranks. Prints the ids of the workers. A restarted worker remains excluded until
 'cadre cordon --undo'.
 
 Aggregators cannot be drained: the shards of a run stay where they are until it ends.
 )",
        .examples = R"(  cadre drain worker-3
-  cadre drain host-7
+  cadre drain host-7 --within 90s
 )",
        .run = CordonMembers},
       {.name = "scale",

@@ -269,12 +269,12 @@ void Cluster::Welcome(Member& member, ConnectionId connection) {
   SendDrain(member);
 }
 
-void Cluster::SendDrain(const Member& member) {
+void Cluster::SendDrain(const Member& member, double seconds) {
   if (!member.worker() || !standings_.IsDrained(WorkerOf(member), member.record.incarnation())) {
     return;
   }
   v1::CoordinatorMessage message;
-  message.mutable_drain();
+  message.mutable_drain()->set_seconds(std::isfinite(seconds) ? std::max(seconds, 0.0) : 0);
   SendTo(member.id(), message);
 }
 
@@ -520,7 +520,7 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
     if (!cordon.drain) break;
     const Member& member = *members_.Find(id);
     standings_.Drain(WorkerOf(member), member.record.incarnation());
-    SendDrain(member);
+    SendDrain(member, cordon.drain_seconds);
   }
   out_.Reply({.request = cordon.request, .members = std::move(ids)});
 }

@@ -106,14 +106,15 @@ struct CancelTrace {
 };
 
 // Excludes workers from new work, or readmits them and erases their failures. With `drain` they
-// also leave their groups at the next boundary and end. Answered by Replied with the ids of the
-// workers.
+// also leave their groups and end. Answered by Replied with the ids of the workers.
 struct CordonMembers {
   RequestId request = 0;
   // Member id, name of a worker, or host.
   std::string member;
   bool undo = false;
   bool drain = false;
+  // Seconds in which they end; 0: their own limits.
+  double drain_seconds = 0;
 };
 
 // The answer to SearchPlans.

@@ -43,8 +43,11 @@ void Machine::OnGoodbye(const Member& member, const v1::Goodbye& goodbye) {
   // Copied, because Drop destroys the member that owns it.
   const v1::MemberRecord left = member.record;
   Drop(left.member_id(), absl::StrCat("left: ", goodbye.reason()), kReleased);
-  if (!left.has_reservation() || left.reservation().ranks() == 1) return;
-  if (LiveRunOf(left.reservation()) == nullptr) return;  // the run has ended, and its ranks leave
+  if (!left.has_reservation()) return;
+  Run* const run = LiveRunOf(left.reservation());
+  if (run == nullptr) return;  // it has ended, and its ranks leave
+  if (goodbye.finished()) run->OnLoopEnded();
+  if (left.reservation().ranks() == 1) return;
   EndProgram(left.reservation().program(),
              absl::StrCat("rank ", left.reservation().rank(),
                           " of this program has left: ", goodbye.reason()));

@@ -32,6 +32,30 @@ bool Round::Add(const v1::Contributed& contributed, uint32_t ranks, absl::Time n
       .second;
 }
 
+void Round::End(uint32_t group) {
+  const auto found = arrivals_.find(group);
+  if (found == arrivals_.end()) return;
+  if (found->second.contributed.leaves()) {
+    found->second.left = true;
+  } else {
+    arrivals_.erase(found);
+  }
+}
+
+size_t Round::RemoveLeft() {
+  return std::erase_if(arrivals_, [](const auto& entry) { return entry.second.left; });
+}
+
+bool Round::HasLeft(uint32_t group) const {
+  const auto found = arrivals_.find(group);
+  return found != arrivals_.end() && found->second.left;
+}
+
+size_t Round::left() const {
+  return std::count_if(arrivals_.begin(), arrivals_.end(),
+                       [](const auto& entry) { return entry.second.left; });
+}
+
 void Round::NoteLate(absl::Time now) {
   if (last_quorum_ == absl::InfiniteFuture()) return;
   AddDelay(now - last_quorum_);
@@ -50,7 +74,7 @@ absl::Time Round::ClosesAt(size_t live, const Away& away) const {
     awaited = std::max(awaited, until);
     ++arrived;
   }
-  if (arrived < live) awaited = absl::InfiniteFuture();
+  if (arrived < live + left()) awaited = absl::InfiniteFuture();
   return options_.quorum == 0 ? awaited : std::min(awaited, QuorumAt() + Grace());
 }
 

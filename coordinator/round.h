@@ -6,6 +6,10 @@
 // outage does not delay all later rounds. A group that has lost a stream is awaited for a short
 // time only, so that a killed worker does not delay the others until its lease ends.
 //
+// The contribution of a group that leaves remains in the round when its generation ends
+// (Contributed.leaves). It has the place of its group, so that a later generation of the same group
+// cannot contribute to the same round.
+//
 // Pure and thread-compatible.
 #pragma once
 
@@ -38,10 +42,16 @@ class Round {
   // Adds a contribution. Returns false if the group has contributed already.
   // Requires: contributed.round() == round().
   bool Add(const v1::Contributed& contributed, uint32_t ranks, absl::Time now);
-  // The group's generation has ended.
-  void Remove(uint32_t group) { arrivals_.erase(group); }
+  // The group's generation has ended: removes its contribution, unless that remains.
+  void End(uint32_t group);
+  // Removes the contributions of generations that have ended. Returns their number.
+  size_t RemoveLeft();
   bool Has(uint32_t group) const { return arrivals_.count(group) != 0; }
+  // Whether it has a contribution of a generation of the group that has ended.
+  bool HasLeft(uint32_t group) const;
+  // Number of contributions, and of those whose generations have ended.
   size_t arrived() const { return arrivals_.size(); }
+  size_t left() const;
   // Whether the round closes soon without the other groups.
   bool HasQuorum() const { return options_.quorum > 0 && arrivals_.size() >= options_.quorum; }
   // A contribution to the last closed round arrived too late; the window adapts to it.
@@ -50,7 +60,7 @@ class Round {
   // Live groups of which a rank has no stream, and until when they are awaited.
   using Away = std::map<uint32_t, absl::Time>;
   // Whether the round may close now. `live`: number of groups with a started generation, which
-  // include all that have contributed and all that are away.
+  // include all that are away and, unless their generation has ended, all that have contributed.
   bool MayClose(size_t live, const Away& away, absl::Time now) const;
   // When the round closes without further arrivals; InfiniteFuture: never.
   absl::Time ClosesAt(size_t live, const Away& away) const;
@@ -68,6 +78,7 @@ class Round {
     v1::Contributed contributed;
     uint32_t ranks = 0;
     absl::Time when;
+    bool left = false;
   };
 
   // Time of the arrival that completed the quorum; InfiniteFuture before.

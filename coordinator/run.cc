@@ -68,6 +68,7 @@ absl::Status Run::Load(const std::map<std::string, std::string>& records) {
     slots_[group.group()] = Slot(group, cluster_.now());
     slots_.Update(slots_[group.group()]);
   }
+  RestoreContributions();
   UpdateDemand();
   return absl::OkStatus();
 }
@@ -133,6 +134,14 @@ void Run::OnProgress(const v1::Progress& progress) {
   // A group that has not reported a loss since its last message keeps the one before.
   const v1::Progress before = std::exchange(slot.progress, progress);
   if (!progress.has_loss() && before.has_loss()) slot.progress.set_loss(before.loss());
+}
+
+void Run::OnLoopEnded() {
+  const bool last = slots_.waiting().size() == slots_.size();
+  if (!last || record_.state() != v1::RUN_STATE_RUNNING) return;
+  record_.set_reason("its programs have ended their loops");
+  Save();
+  Touch();
 }
 
 void Run::Stop(absl::string_view reason) {

@@ -115,6 +115,8 @@ class Run {
   // The stream of a worker that holds this rank has ended, or the worker was removed.
   void OnWorkerClosed(const Member& member);
   void OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, v1::FailureCause cause);
+  // A program with a training loop of its own has ended the loop, and its group has ended.
+  void OnLoopEnded();
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
   // Something has gone wrong although the run goes on. Returns false for a repetition.
   bool AddWarning(const std::string& text);
@@ -272,10 +274,10 @@ class Run {
   // The group's generation is included in a commit.
   void RecordSuccess(Slot& slot);
   void FenceStalled(Slot& slot, const ProgressWatch::Stall& stall);
-
-  // -- run_planning.cc
   // Whether a program's own loop has made no progress for longer than a round awaits it.
   bool HasPaused(const Slot& slot) const;
+
+  // -- run_planning.cc
   void OnMeasured(const Member& member, const v1::Measured& measured);
   // Whether a faster plan could be worth the release of the group.
   bool MayGain(const Slot& slot) const;
@@ -332,9 +334,9 @@ class Run {
   // Groups that wait for a version that will not be restored: they are not awaited, and released
   // when the round closes.
   std::vector<uint32_t> LeftOut() const;
+  // Live groups that the round awaits for a short time only, or not at all.
   Round::Away Away() const;
   void Park(uint32_t shard, absl::string_view reason);
-  // Live groups that the round awaits for a short time only, or not at all.
   // Empty if no shard is lost.
   std::string RestoreReason() const;
 
@@ -346,6 +348,11 @@ class Run {
   void OnBoundary(Slot& slot, const v1::Contributed& contributed);
   // Whether the contribution is well-formed for this run.
   bool IsValidContribution(const v1::Contributed& contributed) const;
+  // Stores a contribution of a group that leaves, or loads those to the open round.
+  void KeepContribution(const v1::Contributed& contributed, uint32_t ranks);
+  void RestoreContributions();
+  // The shard has lost what was staged: forgets the contributions of groups that have left.
+  void LoseContributions(uint32_t shard);
   void RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal);
   // Counts traffic of the groups, which is stored with the next commit.
   struct Traffic {
@@ -374,6 +381,8 @@ class Run {
   void OnApplied(const Member& member, const v1::Applied& applied);
   // The step at which the group contributes next, by its speed among the groups.
   uint32_t BoundaryOf(const Slot& slot) const;
+  // Start.agree_steps.
+  uint32_t AgreeStepsOf(const Slot& slot) const;
   void MeasureSpeeds();
   void FinishCommit();
   // Once for a run.
@@ -455,6 +464,8 @@ class Run {
   RunFailures failures_;
   Pauses pauses_;
   Round::Away away_;
+  // Groups whose last heartbeats have shown that they pause (HasPaused).
+  std::set<uint32_t> paused_;
   // Versions that groups have been ordered to load and have not reported. Aggregators keep the
   // newest version and the one before.
   std::map<uint32_t, uint32_t> loading_;
@@ -464,8 +475,6 @@ class Run {
   struct Behind {
     // The newest version that an aggregator had.
     uint32_t version = 0;
-  // Groups whose last heartbeats have shown that they pause (HasPaused).
-  std::set<uint32_t> paused_;
     RunReports reports;
     // Why the reports do not amount to the run.
     std::string problem;

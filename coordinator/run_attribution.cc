@@ -175,7 +175,7 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
       reports && (idle || !here) ? v1::ACTIVITY_PREPARING : heartbeat.activity();
   const bool pulls = slot.version < record_.version();
   const bool waits =
-      slot.unanswered != 0 || round_.Has(slot.group()) ||
+      slot.unanswered != 0 || (slot.started() && round_.Has(slot.group())) ||
       (slot.preparing() && slot.prepared_ranks().count(rank) != 0) ||
       (activity == v1::ACTIVITY_EXCHANGING && !(pulls ? shards_.AllOpen() : ShardsAccept()));
   const bool at_end =

@@ -42,6 +42,7 @@ void Run::FallBehind(uint32_t version) {
   Disband("the coordinator's store is older than the values of the run");
   shards_.Reset();
   round_.Open(record_.version() + 1);
+  record_.clear_left();
   cluster_.Count("runs_behind");
   for (const std::string& id : cluster_.members().aggregators()) {
     RequestReport(*cluster_.members().Find(id));
@@ -84,6 +85,7 @@ std::optional<RebuiltRun> Run::OnReport(const std::string& aggregator,
   v1::RunRecord record = record_;
   record.clear_reason();
   record.clear_evaluating();
+  record.clear_left();
   // When the first group has opened the data again, OnPrepared decides where the run stands.
   record.clear_train_samples();
   record.clear_test_samples();

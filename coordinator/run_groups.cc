@@ -59,7 +59,10 @@ bool Run::Form(std::vector<std::string>& idle) {
     for (const auto& alike : GroupByDevice(idle)) workers = std::max(workers, alike.size());
     if (!ChooseShards(workers)) return false;
   }
-  const Slots::Groups waiting = slots_.waiting();
+  // A group of a slot that another group has left in this round would have to wait.
+  std::vector<uint32_t> waiting(slots_.waiting().begin(), slots_.waiting().end());
+  std::stable_partition(waiting.begin(), waiting.end(),
+                        [this](uint32_t group) { return !round_.HasLeft(group); });
   for (const uint32_t group : waiting) {
     if (idle.empty()) break;
     Slot& slot = slots_[group];
@@ -190,6 +193,10 @@ bool Run::FormSlot(Slot& slot, std::vector<std::string>& idle) {
 void Run::FormGeneration(Slot& slot, const std::vector<std::string>& members,
                          const v1::Plan& plan) {
   if (!averages()) Rewind();
+  if (!record_.reason().empty()) {  // of OnLoopEnded
+    record_.clear_reason();
+    Save();
+  }
   cluster_.Count("groups_formed");
   slot.Form(cluster_.NewGeneration(), members, plan, cluster_.now());
   Moved(slot);
@@ -364,7 +371,9 @@ void Run::MaybeStart() {
     Save();
   }
   barrier_since_ = absl::InfiniteFuture();
-  const Slots::Groups prepared = slots_.prepared();
+  Slots::Groups prepared = slots_.prepared();
+  // A group of the slot has left, and its contribution is in the open round.
+  std::erase_if(prepared, [this](uint32_t group) { return round_.HasLeft(group); });
   const bool catch_up = averages() && !slots_.started().empty();
   for (const uint32_t group : prepared) StartGroup(slots_[group], catch_up);
 }
@@ -402,6 +411,7 @@ void Run::SendStart(const Slot& slot, uint32_t rank) {
   }
   start.set_catch_up(slot.catches_up());
   start.set_next_step(slot.record().next_step());
+  start.set_agree_steps(AgreeStepsOf(slot));
   // The round after an earlier version is closed.
   const bool newest = slot.record().version() == record_.version();
   start.set_fragment(newest || !commits_.newest().has_value()
@@ -482,7 +492,7 @@ void Run::Fence(Slot& slot, absl::string_view reason, v1::FailureCause cause) {
                        absl::StrCat("generation ", slot.record().generation(), " of group ",
                                     slot.group(), " has ended: ", reason));
   ReleaseMembers(slot, reason);
-  round_.Remove(slot.group());
+  round_.End(slot.group());
   if (record_.has_evaluating() && FreePart(*record_.mutable_evaluating(), slot.group())) {
     Save();
   }

@@ -54,6 +54,7 @@ ShardRestore::View Run::RestoreView() const {
 
 void Run::RestoreShards() {
   for (auto& [shard, restore] : shards_.lost()) {
+    LoseContributions(shard);
     const bool changed = restore.Choose(RestoreView());
     if (!restore.attempt().has_value()) return Park(shard, restore.reason());
     if (!changed) continue;
@@ -239,10 +240,10 @@ std::vector<uint32_t> Run::LeftOut() const {
 Round::Away Run::Away() const {
   Round::Away away = away_;
   for (const uint32_t group : LeftOut()) away[group] = absl::InfinitePast();
-  return away;
   for (const uint32_t group : paused_) {
     if (group < slots_.size() && HasPaused(slots_[group])) away[group] = absl::InfinitePast();
   }
+  return away;
 }
 
 // A closing round is kept: with the disk restored, it can be finished.
@@ -258,6 +259,7 @@ void Run::Park(uint32_t shard, absl::string_view reason) {
   Disband(absl::StrCat("the run is parked: ", reason));
   shards_.Reset();
   round_.Open(record_.version() + 1);
+  record_.clear_left();
   RecordBytes();
   Save();
   cluster_.Count("runs_parked");

@@ -37,6 +37,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "base/counted_noun.h"
 #include "base/digest.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/identical_batches.h"
@@ -52,6 +53,12 @@ namespace {
 
 // Longest pause of a group that loads a version, for which the version is kept.
 constexpr absl::Duration kMaxLoadPause = absl::Seconds(10);
+// How often the ranks of a group agree on whether one of them leaves: native groups gather their
+// weights for it, programs exchange one message. kFirstAgreeSteps: of programs whose steps were not
+// measured yet.
+constexpr absl::Duration kAgreeEvery = absl::Seconds(10);
+constexpr absl::Duration kProgramsAgreeEvery = absl::Seconds(5);
+constexpr uint32_t kFirstAgreeSteps = 8;
 
 // Also if there is none.
 template <typename From, typename To>
@@ -146,13 +153,45 @@ void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
     RefuseContribution(slot, contributed, v1::REFUSAL_WRONG_BASE);
   } else if (!committing()) {
     slot.unanswered = round;
-    round_.Add(contributed, slot.ranks(), cluster_.now());
+    if (round_.Add(contributed, slot.ranks(), cluster_.now()) && contributed.leaves()) {
+      KeepContribution(contributed, slot.ranks());
+    }
   } else if (commits_.InClosing(slot.group(), slot.record().generation())) {
     slot.unanswered = round;  // the decision comes with the commit
   } else {
     if (slot.refused_round != round && !TakesFirstValues(round)) round_.NoteLate(cluster_.now());
     RefuseContribution(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
   }
+}
+
+// The group may be gone when the coordinator returns from a restart. The rank of the record is the
+// last one of the group.
+void Run::KeepContribution(const v1::Contributed& contributed, uint32_t ranks) {
+  v1::Contributed& left = *record_.add_left();
+  left = contributed;
+  left.mutable_place()->set_rank(ranks - 1);
+  Save();
+}
+
+void Run::RestoreContributions() {
+  for (const v1::Contributed& left : record_.left()) {
+    v1::Contributed contributed = left;
+    contributed.mutable_place()->set_rank(0);
+    const uint32_t group = left.place().group();
+    if (left.round() != round_.round() || group >= slots_.size()) continue;
+    round_.Add(contributed, left.place().rank() + 1, cluster_.now());
+    const v1::GroupRecord& record = slots_[group].record();
+    if (record.generation() != left.place().generation()) round_.End(group);
+  }
+}
+
+// The groups that could stage the values again are gone.
+void Run::LoseContributions(uint32_t shard) {
+  const size_t lost = round_.RemoveLeft();
+  if (lost == 0) return;
+  record_.clear_left();
+  AddWarning(absl::StrCat("round ", round_.round(), " has lost the contributions of ",
+                          Counted(static_cast<int64_t>(lost), "group"), " that had left, with shard ", shard));
 }
 
 // The decision names the version to adopt. During a commit this is the version that is being made,
@@ -264,7 +303,7 @@ void Run::SetRules(v1::CommitRecord& commit) const {
 void Run::NudgeGroups() {
   const Slots::Groups& catching_up = slots_.catching_up();
   if (committing() || record_.state() != v1::RUN_STATE_RUNNING || catching_up.empty()) return;
-  size_t missing = slots_.started().size() - round_.arrived();
+  size_t missing = slots_.started().size() - (round_.arrived() - round_.left());
   for (const uint32_t group : catching_up) missing -= round_.Has(group) ? 0 : 1;
   for (const auto& [group, until] : Away()) {
     const bool counted = round_.Has(group) || catching_up.contains(group);
@@ -375,6 +414,7 @@ void Run::RecordVersion(const v1::CommitRecord& finished) {
   RecordOuter(commit, record);
   RecordResidual(commit, record);
   round_.Open(commit.round() + 1);
+  record.clear_left();
   record.set_round_opened_ms(commit.committed_ms());
   AddHistory(commit);
   cluster_.out().Put(CommitKey(id(), commit.round()), commit);
@@ -396,6 +436,16 @@ uint32_t Run::BoundaryOf(const Slot& slot) const {
   const uint32_t least = spec().averaging().overlap().steps() + 1;
   const auto steps = static_cast<uint32_t>(std::lround(speed * (boundary - step)));
   return std::min(boundary, step + std::max(least, steps));
+}
+
+uint32_t Run::AgreeStepsOf(const Slot& slot) const {
+  if (slot.ranks() == 1 || !averages()) return 0;
+  const double measured = slot.measured.has_value() ? slot.measured->step() : 0;
+  double seconds = std::max(slot.step_seconds(), measured);
+  if (seconds == 0) seconds = slot.record().predicted().step();
+  if (!(seconds > 0)) return HasOwnLoop(slot) ? kFirstAgreeSteps : 0;
+  const absl::Duration every = HasOwnLoop(slot) ? kProgramsAgreeEvery : kAgreeEvery;
+  return static_cast<uint32_t>(std::clamp(absl::ToDoubleSeconds(every) / seconds, 1.0, 1e6));
 }
 
 void Run::MeasureSpeeds() {
@@ -480,6 +530,7 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
     changed = slot.SetAtEnd();
   } else {
     decision.set_next_step(BoundaryOf(slot));
+    decision.set_agree_steps(AgreeStepsOf(slot));
     decision.set_fragment(FragmentAfter(record, record.version()));
     decision.set_catch_up(averages() && !decision.included() &&
                           !TakesFirstValues(record.version()));

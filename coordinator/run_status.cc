@@ -205,6 +205,11 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
   } else if (const std::string away = DisconnectedRanks(slot); !away.empty()) {
     status.set_reason(AfterReason(status.reason(), away));
   }
+  if (slot.prepared() && round_.HasLeft(slot.group())) {
+    status.set_reason(AfterReason(
+        status.reason(), absl::StrCat("begins after round ", round_.round(),
+                                      ", which has a contribution of this group already")));
+  }
   if (details) *status.mutable_plan() = slot.plan();
   status.set_step_seconds(slot.progress.step_seconds());
   status.set_exposed_seconds(slot.progress.exposed_seconds());
@@ -321,6 +326,13 @@ std::string Run::IncompletePrograms() const {
 
 std::string Run::MissingWorkers() const {
   const std::string incomplete = IncompletePrograms();
+  if (incomplete.empty() && !record_.reason().empty()) {  // of OnLoopEnded
+    const uint32_t total = TotalSteps(record_);
+    return absl::StrCat(record_.reason(), " at step ", record_.step(),
+                        total > 0 ? absl::StrCat(" of ", total) : "",
+                        "; it continues when a program joins, and `cadre stop ", id(),
+                        "` ends it");
+  }
   if (spec().model().has_opaque()) {
     return incomplete.empty() ? "waiting for a program to join" : incomplete;
   }

@@ -322,7 +322,8 @@ grpc::ServerUnaryReactor* CoordinatorService::Cordon(grpc::CallbackServerContext
     return CordonMembers{.request = id,
                          .member = request->member(),
                          .undo = request->undo(),
-                         .drain = request->drain()};
+                         .drain = request->drain(),
+                         .drain_seconds = request->drain_seconds()};
   });
 }
 

@@ -41,6 +41,9 @@ uint64_t ElementsOf(const cadre::CallerParameter& parameter) {
   return elements;
 }
 
+// A program that leaves ends this long before its time is over.
+constexpr absl::Duration kTimeToEnd = absl::Milliseconds(500);
+
 std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
 
 std::string DefaultName(const cadre::Credentials& credentials) {
@@ -62,8 +65,9 @@ struct cadre_group {
   cadre::CallerTrainer* trainer = nullptr;
   std::unique_ptr<cadre::GroupMember> member;
   absl::Status status;
-  // Whether the program has asked to leave.
+  // Whether the program has asked to leave, and whether it has ended its loop.
   std::atomic<bool> leaving = false;
+  bool finished = false;
   // Returned to the caller.
   mutable std::string text;
 
@@ -74,6 +78,12 @@ struct cadre_group {
   }
   // For the handlers of the functions: a lack of memory, for example.
   int32_t FailWith(const std::exception& error) { return Fail(absl::InternalError(error.what())); }
+  // How long a program that leaves may still wait for a version.
+  absl::Duration TimeToLeave() const {
+    const auto left = member == nullptr ? std::nullopt : member->leaves_within();
+    if (!left.has_value()) return absl::InfiniteDuration();
+    return std::max(*left - kTimeToEnd, absl::ZeroDuration());
+  }
   // Of the group's own threads.
   absl::Status Failure() const {
     absl::Status error = trainer != nullptr ? trainer->error() : absl::OkStatus();
@@ -177,6 +187,7 @@ int32_t cadre_group_join(cadre_group* group) try {
     return trainer;
   };
   group->options.ended = [group] { group->handoff.End(); };
+  group->options.drains_itself = true;
   auto member = cadre::GroupMember::Start(group->options);
   if (!member.ok()) {
     group->trainer = nullptr;
@@ -193,11 +204,13 @@ int32_t cadre_group_next(cadre_group* group, double timeout_seconds) try {
   if (group->member == nullptr) {
     return group->Fail(absl::FailedPreconditionError("the group has not joined"));
   }
-  const cadre::Handoff::Task task = group->handoff.Next(absl::Seconds(timeout_seconds));
+  const absl::Duration left = group->TimeToLeave();
+  const cadre::Handoff::Task task =
+      group->handoff.Next(std::clamp(absl::Seconds(timeout_seconds), absl::ZeroDuration(), left));
   if (absl::Status failed = group->Failure(); !failed.ok()) return group->Fail(std::move(failed));
   switch (task) {
     case cadre::Handoff::Task::kWait:
-      return CADRE_WAIT;
+      return group->TimeToLeave() > absl::ZeroDuration() ? CADRE_WAIT : CADRE_ENDED;
     case cadre::Handoff::Task::kFetch:
       return CADRE_FETCH;
     case cadre::Handoff::Task::kStore:
@@ -258,7 +271,7 @@ void cadre_group_get_state(const cadre_group* group, cadre_group_state* state) {
   state->participants = program.participants;
   state->included = program.included ? 1 : 0;
   state->step = group->handoff.step();
-  state->next_boundary = group->handoff.until();
+  state->next_boundary = program.next_boundary;
   state->total_steps = program.total_steps;
   state->group = program.group;
   state->groups = program.division.groups();
@@ -289,13 +302,29 @@ const char* cadre_group_error(const cadre_group* group) {
 
 void cadre_group_interrupt(cadre_group* group) { group->handoff.Interrupt(); }
 
-void cadre_group_leave(cadre_group* group) {
+void cadre_group_leave(cadre_group* group, double within_seconds) {
   group->leaving = true;
-  if (group->member == nullptr || !group->member->Drain()) group->handoff.End();
+  const absl::Duration within =
+      within_seconds < 0 ? absl::InfiniteDuration() : absl::Seconds(within_seconds);
+  if (group->member == nullptr || !group->member->Drain(within)) return group->handoff.End();
+  // The runner sees it without waiting for the next report.
+  group->handoff.Wake();
+}
+
+int32_t cadre_group_finish(cadre_group* group) {
+  if (!group->status.ok()) return CADRE_ERROR;
+  group->leaving = true;
+  group->finished = true;
+  // In this order, because the runner goes on when the loop has ended.
+  const bool started =
+      group->member != nullptr && group->member->Drain(absl::InfiniteDuration());
+  group->handoff.EndLoop();
+  if (!started) group->handoff.End();
+  return 0;
 }
 
 void cadre_group_close(cadre_group* group, const char* reason) {
-  if (group->member != nullptr) group->member->set_stop_reason(OrEmpty(reason));
+  if (group->member != nullptr) group->member->set_stop_reason(OrEmpty(reason), group->finished);
   group->handoff.Cancel();
   delete group;
 }

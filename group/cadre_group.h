@@ -167,10 +167,18 @@ CADRE_API const char* cadre_group_error(const cadre_group* group);
 
 /* Ends waiting calls of cadre_group_next with CADRE_WAIT. */
 CADRE_API void cadre_group_interrupt(cadre_group* group);
-/* Asks to leave at the next boundary, after the group has contributed and adopted the version. Then
- * cadre_group_next returns CADRE_ENDED. */
-CADRE_API void cadre_group_leave(cadre_group* group);
-/* Leaves now and frees the group. Steps since the last version are lost. */
+/* Asks to leave within this time; a negative one has no limit. The group contributes at its next
+ * boundary if it reaches that within half of the time, otherwise after the step that it is in (in a
+ * program of several ranks, after a few seconds), and adopts the version if it exists in time. Then
+ * cadre_group_next returns CADRE_ENDED; the contribution counts in any case. */
+CADRE_API void cadre_group_leave(cadre_group* group, double within_seconds);
+/* The program has ended its loop before the end of the run. Called by the thread that trains,
+ * between two steps, by all ranks after the same step; cadre_group_next must follow until it returns
+ * CADRE_ENDED. The group contributes the steps since its last contribution, if there are any, and
+ * adopts the version. Returns 0, or CADRE_ERROR. */
+CADRE_API int32_t cadre_group_finish(cadre_group* group);
+/* Leaves now and frees the group. Steps since the last version are lost, unless the group was left
+ * or finished as above. */
 CADRE_API void cadre_group_close(cadre_group* group, const char* reason);
 
 /* ---- The coordinator's services, without a group. */

@@ -118,13 +118,19 @@ class CallerModel final : public TrainedModel {
   void StartAt(uint32_t step) override { step_ = step; }
   void MoveTo(uint32_t step) override { step_ = step; }
 
-  void OnAdopted() override {
+  // The program is in Next, so all its steps are counted, also the one that it was in when an
+  // earlier generation ended.
+  void OnAdopted(bool kept) override {
     const v1::Decision& decision = protocol_->decision();
-    const uint64_t trained = std::exchange(trainer_.trained_, 0);
-    const bool lost = !decision.included() && trained > 0;
-    LOG_IF(WARNING, lost) << "version " << decision.version() << " does not contain the last "
-                          << trained << " steps of this group, which are discarded";
+    const uint64_t trained = trainer_.handoff_.trained();
+    const uint64_t ahead = protocol_->steps_ahead();
+    const uint64_t continued = protocol_->discards_steps_ahead() ? 0 : ahead;
     absl::MutexLock lock(&trainer_.mutex_);
+    const uint64_t lost =
+        (kept ? 0 : trained - trainer_.accounted_ - ahead) + (ahead - continued);
+    LOG_IF(WARNING, lost > 0) << "version " << decision.version() << " does not contain the last "
+                              << lost << " steps of this group, which are discarded";
+    trainer_.accounted_ = trained - continued;
     ProgramState& state = trainer_.state_;
     state.run = assignment_.place().run();
     state.group = assignment_.place().group();
@@ -133,26 +139,33 @@ class CallerModel final : public TrainedModel {
     state.participants = decision.participants();
     state.included = decision.included();
     state.batch = spec_.batch_per_group();
-    state.discarded_steps += lost ? trained : 0;
+    state.discarded_steps += lost;
   }
 
-  absl::Status Train(const RankProtocol::Train& train, FailureNote& /*failure*/) override {
+  absl::StatusOr<uint32_t> Train(const RankProtocol::Train& train, FailureNote& failure) override {
     CADRE_RETURN_IF_ERROR(Gather());
-    if (step_ >= train.until) return absl::OkStatus();
+    if (step_ >= train.until || ended_loop_) return step_;
     {
       absl::MutexLock lock(&trainer_.mutex_);
       trainer_.state_.division = protocol_->division();
       trainer_.state_.total_steps = protocol_->total_steps();
+      trainer_.state_.next_boundary = std::max(train.until, protocol_->next_boundary());
     }
     if (trainer_.progress_ != nullptr) trainer_.progress_.load()->Enter(v1::ACTIVITY_TRAINING);
     current_ = false;
-    const absl::Status trained = TrainTo(train.until);
-    const uint32_t reached = trainer_.handoff_.step();
-    trainer_.trained_ += reached - std::min(step_, reached);
-    CADRE_RETURN_IF_ERROR(trained);
-    step_ = train.until;
-    return absl::OkStatus();
+    // In an earlier generation, too.
+    if (!trainer_.handoff_.loop_ended()) {
+      CADRE_RETURN_IF_ERROR(TrainTo(train.until));
+      step_ = trainer_.handoff_.step();
+    }
+    CADRE_RETURN_IF_ERROR(AgreeOnEnd(failure));
+    return step_;
   }
+  bool ended_loop() const override { return ended_loop_; }
+  double step_seconds() const override { return step_seconds_; }
+
+  // The program goes on with the version.
+  absl::Status OnLeaving() override { return Gather(); }
 
   // The program waits meanwhile, so that it reports nothing.
   PeriodReport TakePeriod() override {
@@ -219,18 +232,60 @@ class CallerModel final : public TrainedModel {
                                                    trainer_.test_samples_));
   }
 
+  // A collective: whether the program has ended its loop.
+  absl::Status AgreeOnEnd(FailureNote& failure) {
+    ended_loop_ = trainer_.handoff_.loop_ended();
+    if (group_->size() == 1) return absl::OkStatus();
+    // The step, and whether the loop has ended, of each rank.
+    const size_t ranks = group_->size();
+    std::vector<uint64_t> reached(2 * ranks, 0);
+    reached[group_->index()] = step_;
+    reached[ranks + group_->index()] = ended_loop_ ? 1 : 0;
+    CADRE_RETURN_IF_ERROR(group_->AllReduceSum(std::span<uint64_t>(reached)));
+    for (size_t rank = 1; rank < ranks; ++rank) {
+      if (reached[rank] == reached[0] && reached[ranks + rank] == reached[ranks]) continue;
+      const auto describe = [&](size_t one) {
+        return absl::StrCat("rank ", one, reached[ranks + one] ? " has ended its loop" : " goes on",
+                            " at step ", reached[one]);
+      };
+      return failure.Blame(v1::FAILURE_CAUSE_PLAN,
+                           absl::InvalidArgumentError(absl::StrCat(
+                               "the ranks of this program must end their loops at the same step: ",
+                               describe(0), ", but ", describe(rank))));
+    }
+    return absl::OkStatus();
+  }
+
+  // A program of several ranks stops where they have agreed on (RankProtocol::AskNudge).
+  void ShortenIfLeaving(uint32_t steps) {
+    const bool alone = group_->size() == 1 && assignment_.shards_size() > 0;
+    if (alone && control_.LeavesBefore(steps * absl::Seconds(step_seconds_))) {
+      trainer_.handoff_.Shorten();
+    }
+  }
+
+  void MeasureSteps(absl::Duration time, uint32_t steps) {
+    if (steps == 0) return;
+    const double seconds = absl::ToDoubleSeconds(time) / steps;
+    step_seconds_ = step_seconds_ == 0 ? seconds : (step_seconds_ + seconds) / 2;
+  }
+
   // Has the program train to the step, and reports its progress meanwhile.
   absl::Status TrainTo(uint32_t until) {
     CADRE_RETURN_IF_ERROR(trainer_.handoff_.Assign(Handoff::Task::kTrain, step_, until));
     absl::Time counted_at = steady_.Now();
     uint32_t counted_step = step_;
     while (true) {
+      ShortenIfLeaving(until - std::min(until, counted_step));
       CADRE_ASSIGN_OR_RETURN(const bool done,
                              trainer_.handoff_.AwaitDone(report_at_ - steady_.Now()));
       const absl::Time now = steady_.Now();
       const uint32_t step = trainer_.handoff_.step();
-      unreported_time_ += now - std::exchange(counted_at, now);
-      unreported_steps_ += step - std::exchange(counted_step, step);
+      const absl::Duration time = now - std::exchange(counted_at, now);
+      const uint32_t steps = step - std::exchange(counted_step, step);
+      MeasureSteps(time, steps);
+      unreported_time_ += time;
+      unreported_steps_ += steps;
       if (now >= report_at_) {
         ReportProgress(step);
         report_at_ = now + kReportEvery;
@@ -271,6 +326,9 @@ class CallerModel final : public TrainedModel {
   uint32_t unreported_steps_ = 0;
   absl::Duration unreported_time_;
   uint32_t step_ = 0;
+  // Exponential average; 0: unknown.
+  double step_seconds_ = 0;
+  bool ended_loop_ = false;
   bool current_ = false;
   bool changed_ = false;
 };
@@ -313,6 +371,7 @@ void CallerTrainer::OnRunEnded(const v1::RunEnded& ended) {
                                             "step ", ended.step(), ": ", ended.reason()));
     }
     state_.run = ended.run();
+    run_ended_ = true;
   }
   handoff_.End();
 }
@@ -334,7 +393,10 @@ void CallerTrainer::SetEvaluated(const RankProtocol::Evaluated& evaluated) {
 
 ProgramState CallerTrainer::state() const {
   absl::MutexLock lock(&mutex_);
-  return state_;
+  ProgramState state = state_;
+  // No version follows that could have them.
+  if (run_ended_) state.discarded_steps += handoff_.trained() - accounted_;
+  return state;
 }
 
 absl::Status CallerTrainer::error() const {

@@ -30,6 +30,7 @@ struct ProgramState {
   uint64_t digest = 0;
   uint32_t participants = 0;
   bool included = false;
+  uint32_t next_boundary = 0;
   uint32_t total_steps = 0;
   uint32_t group = 0;
   uint32_t batch = 0;
@@ -80,14 +81,17 @@ class CallerTrainer final : public GenerationTrainer {
   Handoff& handoff_;
   // That of the member, once a generation has begun.
   std::atomic<TrainerProgress*> progress_ = nullptr;
-  // Steps since the last version was adopted. Used by the runner.
-  uint64_t trained_ = 0;
   // Whether the ranks have compared the values with which the program began. Used by the runner.
   bool checked_first_values_ = false;
   CallerReport report_;
 
   mutable absl::Mutex mutex_;
   ProgramState state_ ABSL_GUARDED_BY(mutex_);
+  // Steps of Handoff::trained that a version has, or later contributions carry, or that are
+  // discarded.
+  uint64_t accounted_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The run has ended for this program.
+  bool run_ended_ ABSL_GUARDED_BY(mutex_) = false;
   RankProtocol::Evaluated evaluated_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::string awaited_ ABSL_GUARDED_BY(mutex_);

@@ -36,6 +36,7 @@ absl::Status Handoff::Assign(Task task, uint32_t step, uint32_t until) {
   absl::MutexLock lock(&mutex_);
   CADRE_RETURN_IF_ERROR(AwaitIdle(absl::InfiniteDuration()).status());
   if (task == Task::kTrain) {
+    before_ = trained() - step;
     step_ = step;
     until_ = until;
   }
@@ -46,12 +47,16 @@ absl::Status Handoff::Assign(Task task, uint32_t step, uint32_t until) {
 
 absl::StatusOr<bool> Handoff::AwaitDone(absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
-  return AwaitIdle(timeout);
+  changed_.WaitFor(mutex_, timeout, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return cancelled_ || idle() || woken_;
+  });
+  woken_ = false;
+  return AwaitIdle(absl::ZeroDuration());
 }
 
 absl::Status Handoff::Do(Task task) {
   CADRE_RETURN_IF_ERROR(Assign(task));
-  return AwaitDone(absl::InfiniteDuration()).status();
+  return AwaitProgram();
 }
 
 void Handoff::End() {
@@ -77,6 +82,22 @@ Handoff::Task Handoff::Next(absl::Duration timeout) {
     return *doing_;
   }
   return ended_ ? Task::kEnded : Task::kWait;
+}
+
+void Handoff::EndLoop() {
+  absl::MutexLock lock(&mutex_);
+  loop_ended_ = true;
+}
+
+bool Handoff::loop_ended() const {
+  absl::MutexLock lock(&mutex_);
+  return loop_ended_;
+}
+
+void Handoff::Wake() {
+  absl::MutexLock lock(&mutex_);
+  woken_ = true;
+  changed_.NotifyAll();
 }
 
 void Handoff::Interrupt() {

@@ -38,10 +38,12 @@ class Handoff {
   // Has the program do the task, as soon as it has nothing else to do. kTrain: until step `until`,
   // from `step`.
   absl::Status Assign(Task task, uint32_t step = 0, uint32_t until = 0) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits until the task is done, at most this long. Returns whether it is.
+  // Waits until the task is done, at most this long and until Wake. Returns whether it is.
   absl::StatusOr<bool> AwaitDone(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // Assigns the task and waits until it is done.
   absl::Status Do(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends kTrain after the step that the program is in. Does not wait.
+  void Shorten() { until_.store(0, std::memory_order_relaxed); }
   // Lets the program find out that the run has ended. Does not wait.
   void End() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -54,27 +56,40 @@ class Handoff {
     return step >= until_.load(std::memory_order_relaxed);
   }
   uint32_t step() const { return step_.load(std::memory_order_relaxed); }
+  // Number of calls of Step. Exact while the program is in Next.
+  uint64_t trained() const {
+    return before_.load(std::memory_order_relaxed) + step_.load(std::memory_order_relaxed);
+  }
   uint32_t until() const { return until_.load(std::memory_order_relaxed); }
 
-  // Ends a waiting Next.
+  // No more steps follow, also in kTrain. Next must follow.
+  void EndLoop() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool loop_ended() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Ends a waiting Next, or AwaitDone.
   void Interrupt() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Wake() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   bool idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !due_ && !doing_ && waiting_; }
   absl::StatusOr<bool> AwaitIdle(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const bool finishes_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   SteadyCondVar changed_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = true;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool interrupted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  bool loop_ended_ ABSL_GUARDED_BY(mutex_) = false;
   // The program is in Next.
   bool waiting_ ABSL_GUARDED_BY(mutex_) = false;
   // What the program is to do next; what it does.
   std::optional<Task> due_ ABSL_GUARDED_BY(mutex_);
   std::optional<Task> doing_ ABSL_GUARDED_BY(mutex_);
   std::atomic<uint32_t> step_ = 0;
+  // What must be added to step_ to count all steps; wraps around.
+  std::atomic<uint64_t> before_ = 0;
   // 0: Step returns true immediately.
   std::atomic<uint32_t> until_ = 0;
 };

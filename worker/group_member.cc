@@ -66,7 +66,7 @@ GroupMember::GroupMember(const Options& options) : options_(options), incarnatio
 GroupMember::~GroupMember() {
   const absl::Status end = this->end();
   const std::string reason = end.ok() ? stop_reason_ : std::string(end.message());
-  if (membership_ != nullptr) membership_->Stop(reason);
+  if (membership_ != nullptr) membership_->Stop(reason, finished_ && end.ok());
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -76,12 +76,18 @@ GroupMember::~GroupMember() {
   if (runner_.joinable()) runner_.join();
 }
 
-bool GroupMember::Drain() {
+bool GroupMember::Drain(absl::Duration within) {
   absl::MutexLock lock(&mutex_);
   if (!machine_.started() || current_ == nullptr) return false;
-  draining_ = true;
-  current_->Drain();
+  leaves_at_ = std::min(leaves_at_.value_or(absl::InfiniteFuture()), steady_.Now() + within);
+  current_->Drain(within);
   return true;
+}
+
+std::optional<absl::Duration> GroupMember::leaves_within() const {
+  absl::MutexLock lock(&mutex_);
+  if (!leaves_at_.has_value()) return std::nullopt;
+  return *leaves_at_ - steady_.Now();
 }
 
 bool GroupMember::has_rank() const {
@@ -177,11 +183,7 @@ v1::Heartbeat GroupMember::NextHeartbeat() {
 }
 
 void GroupMember::OnMessage(const v1::CoordinatorMessage& message) {
-  // A second signal would end the process immediately.
-  if (message.has_drain() && !drain_requested_.exchange(true) && options_.ended) {
-    LOG(INFO) << "drained by the coordinator";
-    options_.ended();
-  }
+  if (message.has_drain() && !drain_requested_.exchange(true)) OnDrain(message.drain());
   if (message.has_run_ended()) trainer_->OnRunEnded(message.run_ended());
   // An assignment, which has no such field, ends the wait.
   if (message.has_waiting() || message.has_assignment()) trainer_->OnWaiting(message.waiting());
@@ -189,6 +191,13 @@ void GroupMember::OnMessage(const v1::CoordinatorMessage& message) {
   Do(machine_.Receive(message));
   if (!options_.exit_when_done || !message.release().run_ended() || run_done_.has_value()) return;
   run_done_ = message.release().run_done();
+  if (options_.ended) options_.ended();
+}
+
+void GroupMember::OnDrain(const v1::Drain& drain) {
+  LOG(INFO) << "drained by the coordinator";
+  drain_seconds_ = drain.seconds();
+  if (options_.drains_itself && Drain(drain_time().value_or(absl::InfiniteDuration()))) return;
   if (options_.ended) options_.ended();
 }
 
@@ -267,7 +276,7 @@ void GroupMember::Run() {
     absl::MutexLock lock(&mutex_);
     if (current_ == session) current_.reset();
     // The group was released or has failed before its boundary.
-    if (draining_ && !stopping_ && options_.ended) options_.ended();
+    if (leaves_at_.has_value() && !stopping_ && options_.ended) options_.ended();
   }
 }
 

@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/counters.h"
 #include "base/hardware.h"
 #include "base/http/metrics.h"
@@ -84,9 +85,11 @@ class GroupMember {
     absl::Duration exchange_silence = absl::Seconds(90);
     // Whether the member ends with the run for which it was started.
     bool exit_when_done = false;
+    // Whether it begins to leave by itself when the coordinator drains it.
+    bool drains_itself = false;
     // Called from a thread of the member when it can no longer train, see end(), when it may leave
-    // after Drain, once when the coordinator drains it, and, with `exit_when_done`, when a run has
-    // ended. Optional.
+    // after Drain, once when the coordinator drains it, unless it drains itself and has something to
+    // finish, and, with `exit_when_done`, when a run has ended. Optional.
     std::function<void()> ended;
     // Makes the trainer, before the member joins.
     std::function<absl::StatusOr<std::unique_ptr<GenerationTrainer>>()> make_trainer;
@@ -96,13 +99,21 @@ class GroupMember {
   // FailedPrecondition if it refuses; AlreadyExists if the port is in use; those of make_trainer.
   static absl::StatusOr<std::unique_ptr<GroupMember>> Start(const Options& options);
 
-  // Lets the member leave without losing steps: its group finishes the period, contributes and
+  // Lets the member leave without losing steps: its group finishes the period or, if that takes
+  // longer than half of `within`, after which this process ends, only its step; it contributes and
   // adopts the decided version, and then `ended` is called. False: there is nothing to finish.
-  bool Drain() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Drain(absl::Duration within) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What is left of that time; nullopt: the member does not leave.
+  std::optional<absl::Duration> leaves_within() const ABSL_LOCKS_EXCLUDED(mutex_);
   // With `exit_when_done`: whether the run that has ended was completed; nothing before its end.
   std::optional<bool> run_done() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the coordinator has ordered it to leave.
   bool drain_requested() const { return drain_requested_; }
+  // The time that the order leaves; nullopt: it names none.
+  std::optional<absl::Duration> drain_time() const {
+    const double seconds = drain_seconds_;
+    return seconds > 0 ? std::optional(absl::Seconds(seconds)) : std::nullopt;
+  }
   // Whether the member has a rank in a run that goes on.
   bool has_rank() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -116,7 +127,10 @@ class GroupMember {
   // Whether the coordinator can be reached.
   bool connected() const ABSL_LOCKS_EXCLUDED(mutex_);
   // What the destructor reports to the coordinator.
-  void set_stop_reason(std::string reason) { stop_reason_ = std::move(reason); }
+  void set_stop_reason(std::string reason, bool finished = false) {
+    stop_reason_ = std::move(reason);
+    finished_ = finished;
+  }
 
   // Not OK: the member no longer trains. PermissionDenied: the coordinator refuses this build.
   // Otherwise the device failed, and this process cannot create another one; a new process may
@@ -131,6 +145,9 @@ class GroupMember {
   v1::Heartbeat NextHeartbeat() ABSL_LOCKS_EXCLUDED(mutex_);
   void OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnConnection(bool connected) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The first order to leave: for a program that waits for signals, a second one would end it
+  // immediately.
+  void OnDrain(const v1::Drain& drain) ABSL_LOCKS_EXCLUDED(mutex_);
   // Carries out the actions of machine_. Called with the lock held, so that messages are sent in
   // the order of decisions.
   void Do(AssignmentMachine::Actions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -149,6 +166,9 @@ class GroupMember {
   const Options options_;
   const std::string incarnation_;
   std::string stop_reason_ = "the worker was stopped";
+  // As in Goodbye.
+  bool finished_ = false;
+  const SteadyClock steady_;
   // Used by the runner.
   StateVault states_;
   StateVault residuals_;
@@ -166,9 +186,11 @@ class GroupMember {
   std::shared_ptr<GroupSession> waiting_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<GroupSession> current_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  // Whether the coordinator has drained this member. Used on the membership thread.
+  // When the process ends, if the member leaves.
+  std::optional<absl::Time> leaves_at_ ABSL_GUARDED_BY(mutex_);
+  // Whether the coordinator has drained this member, and the seconds that it leaves.
   std::atomic<bool> drain_requested_ = false;
+  std::atomic<double> drain_seconds_ = 0;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   std::optional<bool> run_done_ ABSL_GUARDED_BY(mutex_);
   // Null until joined; callbacks may run before.

@@ -43,9 +43,9 @@ void GroupSession::HandleRestage(std::function<void(const v1::Restage&)> handler
   restage_ = std::move(handler);
 }
 
-void GroupSession::Drain() {
+void GroupSession::Drain(absl::Duration within) {
   absl::MutexLock lock(&mutex_);
-  draining_ = true;
+  leaves_at_ = std::min(leaves_at_.value_or(absl::InfiniteFuture()), steady_.Now() + within);
 }
 
 void GroupSession::Cancel(const std::string& reason) {
@@ -77,9 +77,10 @@ absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Du
   return decision;
 }
 
-bool GroupSession::draining() const {
+std::optional<absl::Duration> GroupSession::leaves_within() const {
   absl::MutexLock lock(&mutex_);
-  return draining_;
+  if (!leaves_at_.has_value()) return std::nullopt;
+  return *leaves_at_ - steady_.Now();
 }
 
 absl::Status GroupSession::LeaveIfDraining() {

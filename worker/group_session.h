@@ -15,6 +15,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/steady_cond_var.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/assignment.h"
@@ -41,8 +43,9 @@ class GroupSession final : public GroupControl {
 
   // From the membership thread.
   void Deliver(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The group's next boundary is the last one for this worker.
-  void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The group's next contribution is the last one for this worker, which ends after `within`. Of
+  // several calls the earliest end counts.
+  void Drain(absl::Duration within) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends all waits with Cancelled.
   void Cancel(const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -51,7 +54,7 @@ class GroupSession final : public GroupControl {
   void Send(const TrainingReport& report) override;
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) override;
   bool nudged(uint32_t round) const override;
-  bool draining() const override ABSL_LOCKS_EXCLUDED(mutex_);
+  std::optional<absl::Duration> leaves_within() const override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status LeaveIfDraining() override;
   std::optional<v1::TraceSteps> TakeTraceRequest() override;
   bool connected() const override { return callbacks_.connected(); }
@@ -69,12 +72,14 @@ class GroupSession final : public GroupControl {
   const v1::Assignment assignment_;
   const Callbacks callbacks_;
   Cancellation cancellation_;
+  const SteadyClock steady_;
 
   mutable absl::Mutex mutex_;
   // Signaled when a decision arrives and when the session is cancelled.
   SteadyCondVar changed_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  // When the worker ends, if it leaves.
+  std::optional<absl::Time> leaves_at_ ABSL_GUARDED_BY(mutex_);
   std::optional<v1::Start> start_ ABSL_GUARDED_BY(mutex_);
   // At most one answer to a contribution, and decisions that assign intervals to evaluate.
   std::deque<v1::Decision> decisions_ ABSL_GUARDED_BY(mutex_);

@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -89,7 +91,9 @@ DEFINE_string(metrics_listen, "",
 DEFINE_string(log_format, "text", "format of the log on stderr: text or json");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain_timeout, 120,
-             "seconds that SIGTERM leaves to the group to finish its period; 0: leave immediately");
+             "seconds after SIGTERM in which the group contributes and the worker ends; 0: leave "
+             "immediately; default: CADRE_PREEMPTION_SECONDS of the environment, if set, or else "
+             "120");
 DEFINE_bool(exit_when_done, false,
             "end when the run has ended: with exit code 0 if it was completed, otherwise with 64");
 DEFINE_int32(exchange_silence, 90,
@@ -119,9 +123,11 @@ constexpr char kUsage[] =
     "It needs no other configuration: model, data, plan and peers come from the coordinator.\n"
     "With --probe or --probe-hosts it measures this host, or links, instead; see 'cadre "
     "probe'.\n"
-    "On SIGTERM it finishes the period of its group, for at most --drain-timeout seconds, and "
-    "then\n"
-    "leaves; SIGINT and a second SIGTERM end it immediately. Exit code: 143 after SIGTERM or\n"
+    "On SIGTERM its group finishes the period or, if that takes longer than half of\n"
+    "--drain-timeout, only the current step, and contributes; then the worker leaves. "
+    "CADRE_PREEMPTION_SECONDS\n"
+    "in its environment is the default of --drain-timeout, for hosts that end with a notice of so\n"
+    "many seconds. SIGINT and a second SIGTERM end it immediately. Exit code: 143 after SIGTERM or\n"
     "'cadre drain', so that a supervisor does not count the work as complete; 0 after SIGINT, or\n"
     "with --exit-when-done. Exit codes after which a restart would fail again:\n"
     "  2: invalid flags, or a --device that this host does not have\n"
@@ -205,6 +211,22 @@ int Probe(int host_cores) {
   return status.ok() ? 0 : Fail(status);
 }
 
+// CADRE_PREEMPTION_SECONDS, which programs with a training loop of their own read, too.
+absl::Status ReadPreemptionSeconds() {
+  const char* const text = std::getenv("CADRE_PREEMPTION_SECONDS");
+  if (text == nullptr) return absl::OkStatus();
+  double seconds = 0;
+  if (!absl::SimpleAtod(text, &seconds) || !(seconds >= 0 && seconds <= 1e6)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CADRE_PREEMPTION_SECONDS=", text, " is not a number of seconds"));
+  }
+  gflags::CommandLineFlagInfo info;
+  if (gflags::GetCommandLineFlagInfo("drain_timeout", &info) && info.is_default) {
+    FLAGS_drain_timeout = static_cast<int32_t>(seconds);
+  }
+  return absl::OkStatus();
+}
+
 // Binds the process as --numa-node requests, before it has threads and large memory.
 absl::Status UseNumaNode() {
   if (FLAGS_numa_node >= 0) return cadre::BindToNumaNode(FLAGS_numa_node);
@@ -246,6 +268,9 @@ int main(int argc, char** argv) {
   google::InitGoogleLogging(argv[0]);
   if (const absl::Status format = cadre::SetLogFormat(FLAGS_log_format); !format.ok()) {
     return UsageError("%s", format.message());
+  }
+  if (const absl::Status read = ReadPreemptionSeconds(); !read.ok()) {
+    return UsageError("%s", read.message());
   }
   if (FLAGS_drain_timeout < 0) {
     return UsageError("--drain-timeout=%d must not be negative", FLAGS_drain_timeout);
@@ -326,9 +351,13 @@ int main(int argc, char** argv) {
   cadre::NotifyReady();
   const int signal = cadre::WaitForTermination();
   const bool has_rank = signal == SIGTERM && (*worker)->has_rank();
-  if (has_rank && (*worker)->end().ok() && FLAGS_drain_timeout > 0 && (*worker)->Drain()) {
-    LOG(INFO) << "finishing the period of the group; another signal ends this worker immediately";
-    cadre::WaitForTermination(absl::Seconds(FLAGS_drain_timeout));
+  const absl::Duration within =
+      (*worker)->drain_time().value_or(absl::Seconds(FLAGS_drain_timeout));
+  if (has_rank && (*worker)->end().ok() && within > absl::ZeroDuration() &&
+      (*worker)->Drain(within)) {
+    LOG(INFO) << "leaving the group within " << within
+              << ", after its contribution; another signal ends this worker immediately";
+    cadre::WaitForTermination(within);
   }
   if (const absl::Status end = (*worker)->end(); !end.ok()) {
     Fail(end);

@@ -66,7 +66,8 @@ class Worker {
   static absl::StatusOr<std::unique_ptr<Worker>> Start(const WorkerOptions& options);
 
   // As the methods of GroupMember.
-  bool Drain() { return member_->Drain(); }
+  bool Drain(absl::Duration within) { return member_->Drain(within); }
+  std::optional<absl::Duration> drain_time() const { return member_->drain_time(); }
   bool has_rank() const { return member_->has_rank(); }
   absl::Status end() { return member_->end(); }
   std::optional<bool> run_done() const { return member_->run_done(); }

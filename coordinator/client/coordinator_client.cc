@@ -188,11 +188,13 @@ absl::StatusOr<v1::TraceReply> CoordinatorClient::Trace(const std::string& run, 
 }
 
 absl::StatusOr<v1::CordonReply> CoordinatorClient::Cordon(const std::string& member,
-                                                          CordonMode mode) const {
+                                                          CordonMode mode,
+                                                          absl::Duration within) const {
   v1::CordonRequest request;
   request.set_member(member);
   request.set_undo(mode == CordonMode::kUndo);
   request.set_drain(mode == CordonMode::kDrain);
+  request.set_drain_seconds(absl::ToDoubleSeconds(within));
   return Call(*members_, &v1::Members::Stub::Cordon, request, Soon());
 }
 

@@ -87,12 +87,13 @@ class CoordinatorClient {
   absl::StatusOr<v1::TraceReply> Trace(const std::string& run, uint32_t group, uint32_t steps,
                                        absl::Time deadline) const;
 
-  // Excludes workers from new work (kDrain: they also leave their groups at the next boundary and
-  // end), or ends that and clears their records of failures. `member` is a
+  // Excludes workers from new work (kDrain: they also leave their groups and end, `within` this
+  // time if it is not zero), or ends that and clears their records of failures. `member` is a
   // member id, the name of a worker or a host. Returns the ids of the workers that matched.
   // Errors: NotFound; FailedPrecondition if an aggregator is to be drained.
   enum class CordonMode { kCordon, kUndo, kDrain };
-  absl::StatusOr<v1::CordonReply> Cordon(const std::string& member, CordonMode mode) const;
+  absl::StatusOr<v1::CordonReply> Cordon(const std::string& member, CordonMode mode,
+                                         absl::Duration within = absl::ZeroDuration()) const;
 
   // Calls `on_update` on the calling thread for every update, until `on_update` returns false, the
   // run ends (OK), the deadline passes (DeadlineExceeded) or the stream breaks (Unavailable).

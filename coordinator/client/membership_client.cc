@@ -126,12 +126,13 @@ std::string MembershipClient::member_id() const {
   return member_id_;
 }
 
-void MembershipClient::Stop(absl::string_view reason) {
+void MembershipClient::Stop(absl::string_view reason, bool finished) {
   {
     absl::MutexLock lock(&mutex_);
     if (!stopping_ && welcomed_) {
       v1::MemberMessage message;
       message.mutable_goodbye()->set_reason(std::string(reason));
+      message.mutable_goodbye()->set_finished(finished);
       queue_.push_back(std::move(message));
     }
     stopping_ = true;

@@ -122,7 +122,8 @@ class MembershipClient {
   std::string member_id() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sends the queued messages and Goodbye, and ends the stream. No callback runs after it returns.
-  void Stop(absl::string_view reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `finished`: as in Goodbye.
+  void Stop(absl::string_view reason, bool finished = false) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   using Stream = grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>;

@@ -267,6 +267,29 @@ TEST_F(RecoveryTest, DrainedWorkerFinishesItsPeriodAndIsExcluded) {
   CheckStore(Finish());
 }
 
+// The period would take minutes.
+TEST_F(RecoveryTest, DrainedWorkerContributesAfterItsStep) {
+  constexpr uint32_t kPeriod = 10'000'000;
+  ASSERT_EQ(cluster_.StartAll(1, 1), absl::OkStatus());
+  v1::RunSpec spec = SmallSpec(
+      {.groups = 1, .ranks = 1, .aggregators = 1, .every_steps = kPeriod, .steps = 2 * kPeriod});
+  const auto run = cluster_.client().Submit(spec);
+  ASSERT_TRUE(run.ok()) << run.status();
+  run_ = *run;
+  const auto trains = [&](const v1::StatusReply& seen) {
+    return seen.groups_size() == 1 && seen.groups(0).step() > 100;
+  };
+  ASSERT_TRUE(cluster_.Await(trains, kRecovery, "the group trains").ok());
+  RunCadre({"drain", "worker-0", "--within", "20s", "--coordinator", cluster_.coordinator()});
+  const auto ending = cluster_.process("worker-0").WaitUntil(absl::Now() + kRecovery);
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(*ending, (Ending{false, 143}));
+  const v1::StatusReply status = AwaitVersion(0);
+  EXPECT_EQ(FindRun(status, run_)->version(), 1U);
+  EXPECT_GT(FindRun(status, run_)->step(), 100U);
+  EXPECT_LT(FindRun(status, run_)->step(), kPeriod);
+}
+
 TEST_F(RecoveryTest, WorkerThatIsTerminatedFinishesItsPeriod) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps, .min_ranks = 1, .rejoin_wait_ms = 500}), 2,
         4);

@@ -147,6 +147,120 @@ TEST_F(MachinePausesTest, RoundsKeepMinGroups) {
   EXPECT_EQ(version(), 0U);
 }
 
+// Two programs of a run, of which the first one leaves.
+using MachineLeavingTest = MachinePausesTest;
+
+TEST_F(MachineLeavingTest, ContributionRemainsAfterTheGroup) {
+  for (const bool restarts : {false, true}) {
+    FakeCluster cluster;
+    cluster.behaviour.train = false;
+    cluster.AddAggregator("agg-0");
+    const std::string run = cluster.Submit(Spec());
+    FakeWorker& leaving = cluster.AddRank("leaving", "test", 1, 0);
+    FakeWorker& other = cluster.AddRank("other", "test", 1, 0);
+    v1::Contributed contributed = cluster.ContributionOf(leaving);
+    contributed.set_step(3);
+    contributed.set_samples(3 * 32);
+    contributed.set_leaves(true);
+    cluster.Send(leaving, contributed);
+    if (restarts) {
+      // It is gone when the coordinator is back.
+      leaving.alive = false;
+      cluster.RestartCoordinator();
+      cluster.Run(absl::Seconds(30));
+    } else {
+      v1::Goodbye goodbye;
+      goodbye.set_reason("terminated");
+      cluster.Send(leaving, goodbye);
+      cluster.Kill(leaving);
+    }
+    EXPECT_EQ(cluster.RunStatus(run).groups_alive(), 1U);
+    EXPECT_EQ(cluster.RunStatus(run).version(), 0U) << "the other group has not contributed";
+    // A new group of the same slot begins with the next version.
+    const FakeWorker& next = cluster.AddRank("next", "test", 1, 0);
+    ASSERT_TRUE(next.assignment.has_value());
+    EXPECT_EQ(next.place().group(), 0U);
+    cluster.Run(absl::Seconds(30));
+    EXPECT_FALSE(next.start.has_value());
+    EXPECT_THAT(cluster.Group(run, 0).reason(), HasSubstr("begins after round 1"));
+    cluster.ContributeOnce(other);
+    EXPECT_EQ(cluster.RunStatus(run).version(), 1U);
+    EXPECT_EQ(cluster.RunStatus(run).samples(), (3 + 5) * 32U);
+    ASSERT_EQ(cluster.Commit(run, 1)->participants_size(), 2);
+    EXPECT_EQ(cluster.Commit(run, 1)->participants(0).ranks(), 1U);
+    ASSERT_TRUE(next.start.has_value());
+    EXPECT_EQ(next.start->version(), 1U);
+    // Its contributions belong to the next rounds.
+    cluster.Run(absl::Seconds(5));
+    cluster.ContributeOnce(cluster.Lead(run, 0));
+    EXPECT_EQ(cluster.RunStatus(run).version(), 1U);
+    cluster.ContributeOnce(other);
+    EXPECT_EQ(cluster.RunStatus(run).version(), 2U);
+  }
+}
+
+TEST_F(MachineLeavingTest, ContributionIsLostWithAShard) {
+  Begin(Spec());
+  for (FakeWorker* worker : {pausing_, other_}) cluster_.ContributeOnce(*worker);
+  ASSERT_EQ(version(), 1U);
+  v1::Contributed contributed = cluster_.ContributionOf(*pausing_);
+  contributed.set_leaves(true);
+  cluster_.Send(*pausing_, contributed);
+  cluster_.Kill(*pausing_);
+  cluster_.Run(absl::Seconds(30));
+  cluster_.Wipe(cluster_.aggregators()[0]);
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_WARNING,
+                       "round 2 has lost the contributions of 1 group that had left, with shard 0"));
+  cluster_.ContributeOnce(*other_);
+  cluster_.Run(absl::Seconds(5));
+  ASSERT_EQ(version(), 2U);
+  EXPECT_EQ(cluster_.Commit(run_, 2)->participants_size(), 1);
+}
+
+TEST_F(MachineLeavingTest, RunWhoseProgramsHaveEndedTheirLoopsIsParked) {
+  Begin(Spec());
+  for (FakeWorker* worker : {pausing_, other_}) {
+    v1::Contributed contributed = cluster_.ContributionOf(*worker);
+    contributed.set_leaves(true);
+    cluster_.Send(*worker, contributed);
+  }
+  ASSERT_EQ(version(), 1U);
+  v1::Goodbye goodbye;
+  goodbye.set_finished(true);
+  cluster_.Send(*pausing_, goodbye);
+  cluster_.Kill(*pausing_);
+  EXPECT_EQ(cluster_.RunStatus(run_).reason(), "");
+  cluster_.Send(*other_, goodbye);
+  cluster_.Kill(*other_);
+  for (int restarts = 0; restarts < 2; ++restarts) {
+    EXPECT_EQ(cluster_.RunStatus(run_).state(), v1::RUN_STATE_RUNNING);
+    EXPECT_EQ(cluster_.RunStatus(run_).reason(),
+              "its programs have ended their loops at step 5 of 1000; it continues when a program "
+              "joins, and `cadre stop run-1-test` ends it");
+    cluster_.RestartCoordinator();
+    cluster_.Run(absl::Seconds(30));
+  }
+  cluster_.AddRank("next", "test", 1, 0);
+  EXPECT_EQ(cluster_.RunStatus(run_).reason(), "");
+}
+
+TEST_F(MachineLeavingTest, RanksAgreeEveryFewSeconds) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.Submit(Spec());
+  const FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
+  cluster_.AddRank("program", "test", 2, 1);
+  const FakeWorker& alone = cluster_.AddRank("other", "test", 1, 0);
+  EXPECT_EQ(first.start->agree_steps(), 8U) << "the time of a step is not known yet";
+  EXPECT_EQ(alone.start->agree_steps(), 0U);
+  v1::Contributed contributed = cluster_.ContributionOf(first);
+  contributed.set_train_seconds(2.5);  // for 5 steps
+  cluster_.Send(first, contributed);
+  cluster_.ContributeOnce(cluster_.workers().back());
+  ASSERT_TRUE(first.received.back().has_decision());
+  EXPECT_EQ(first.received.back().decision().agree_steps(), 10U);
+}
+
 TEST_F(MachineProgramsTest, AllRanksOfAProgramFormOneGroup) {
   cluster_.AddAggregator("agg-0");
   const std::string run = cluster_.Submit(OpaqueSpec(1));

@@ -46,7 +46,7 @@ TEST(RoundTest, QuorumWaitsForGrace) {
   EXPECT_EQ(round.ClosesAt(3, {}), kRoundStart + absl::Seconds(13));
   EXPECT_FALSE(round.MayClose(3, {}, kRoundStart + absl::Seconds(12)));
   EXPECT_TRUE(round.MayClose(3, {}, kRoundStart + absl::Seconds(13)));
-  round.Remove(2);
+  round.End(2);
   EXPECT_EQ(round.ClosesAt(2, {}), absl::InfiniteFuture()) << "there is no quorum without group 2";
 }
 
@@ -71,6 +71,31 @@ TEST(RoundTest, GroupWithoutStreamIsAwaitedShortly) {
   round.Add(From(2, 1, 10, 5, 1), 1, kRoundStart);
   round.Add(From(1, 1, 10, 5, 1), 1, kRoundStart);
   EXPECT_EQ(round.ClosesAt(3, away), absl::InfinitePast()) << "it contributed before it went away";
+}
+
+TEST(RoundTest, ContributionOfAGroupThatLeavesRemains) {
+  Round round({.min_groups = 2, .min_grace = kGrace});
+  round.Open(1);
+  v1::Contributed leaves = From(1, 1, 4, 2, 1);
+  leaves.set_leaves(true);
+  round.Add(leaves, 2, kRoundStart);
+  EXPECT_FALSE(round.HasLeft(1)) << "its generation goes on";
+  round.End(1);
+  EXPECT_TRUE(round.Has(1));
+  EXPECT_TRUE(round.HasLeft(1));
+  EXPECT_FALSE(round.Add(From(1, 1, 10, 5, 1), 1, kRoundStart)) << "a later generation";
+  EXPECT_EQ(round.left(), 1U);
+  // Of two live groups, one has contributed.
+  round.Add(From(0, 1, 10, 5, 1), 1, kRoundStart);
+  EXPECT_EQ(round.ClosesAt(2, {}), absl::InfiniteFuture());
+  round.Add(From(2, 1, 10, 5, 1), 1, kRoundStart);
+  EXPECT_TRUE(round.MayClose(2, {}, kRoundStart));
+  const v1::CommitRecord commit = round.Close("run-1", kRoundStart);
+  ASSERT_EQ(commit.participants_size(), 3);
+  EXPECT_EQ(commit.participants(1).ranks(), 2U);
+  EXPECT_EQ(commit.samples(), 24U);
+  EXPECT_EQ(round.RemoveLeft(), 1U);
+  EXPECT_EQ(round.arrived(), 2U);
 }
 
 TEST(RoundTest, CommitIsInGroupOrder) {

@@ -122,6 +122,10 @@ class Worker {
     CarryOut(machine_.Report(send.report));
     return std::nullopt;
   }
+  static Next Answer(const RankProtocol::Leave&) {
+    LOG(FATAL) << "no rank has ended its loop";
+    return std::nullopt;
+  }
   static Next Answer(const RankProtocol::Fail& fail) {
     LOG(FATAL) << "the digest is that of the decision: " << fail.status;
     return std::nullopt;

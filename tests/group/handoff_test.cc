@@ -79,6 +79,56 @@ TEST(HandoffTest, AwaitDoneReturnsWhileTheProgramTrains) {
   EXPECT_TRUE(*handoff.AwaitDone(absl::ZeroDuration()));
 }
 
+TEST(HandoffTest, ShortenedTrainingEndsAfterTheStep) {
+  Handoff handoff(/*finishes=*/true);
+  handoff.Begin();
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kWait);
+  ASSERT_TRUE(handoff.Assign(Task::kTrain, 4, 100).ok());
+  EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kTrain);
+  EXPECT_FALSE(handoff.Step());
+  handoff.Shorten();
+  EXPECT_TRUE(handoff.Step());
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kWait);
+  EXPECT_TRUE(*handoff.AwaitDone(absl::ZeroDuration()));
+  EXPECT_EQ(handoff.step(), 6U);
+}
+
+TEST(HandoffTest, StepsOfAllTasksAreCounted) {
+  Handoff handoff(/*finishes=*/false);
+  handoff.Begin();
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kWait);
+  ASSERT_TRUE(handoff.Assign(Task::kTrain, 10, 12).ok());
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kTrain);
+  handoff.Step();
+  handoff.Cancel();
+  // The step that it was in when the generation ended.
+  handoff.Step();
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kWait);
+  EXPECT_EQ(handoff.trained(), 2U);
+  handoff.Begin();
+  // From an earlier version.
+  ASSERT_TRUE(handoff.Assign(Task::kTrain, 8, 12).ok());
+  EXPECT_EQ(handoff.trained(), 2U);
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kTrain);
+  handoff.Step();
+  EXPECT_EQ(handoff.trained(), 3U);
+  EXPECT_EQ(handoff.step(), 9U);
+}
+
+TEST(HandoffTest, WakeEndsAwaitDoneOnce) {
+  Handoff handoff(/*finishes=*/false);
+  handoff.Begin();
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kWait);
+  ASSERT_TRUE(handoff.Assign(Task::kTrain, 0, 2).ok());
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kTrain);
+  handoff.Wake();
+  EXPECT_FALSE(*handoff.AwaitDone(absl::InfiniteDuration()));
+  handoff.EndLoop();
+  EXPECT_TRUE(handoff.loop_ended());
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kWait);
+  EXPECT_TRUE(*handoff.AwaitDone(absl::InfiniteDuration()));
+}
+
 TEST(HandoffTest, InterruptEndsAWait) {
   Handoff handoff(/*finishes=*/false);
   handoff.Interrupt();

@@ -261,6 +261,10 @@ void SimulatedTrainer::Do(const RankProtocol::Fail& fail) {
   world_.Violate(Describe(place()), ": ", fail.status.message());
 }
 
+void SimulatedTrainer::Do(const RankProtocol::Leave& /*leave*/) {
+  world_.Violate(Describe(place()), ": leaves without being asked");
+}
+
 void SimulatedTrainer::Do(const RankProtocol::Evaluate& evaluate) {
   progress_.Enter(v1::ACTIVITY_EVALUATING);
   Pause(absl::Milliseconds(500), [this, evaluate] {

@@ -95,6 +95,8 @@ class SimulatedTrainer {
   void Do(const RankProtocol::Evaluate& evaluate);
   void Do(const RankProtocol::Send& send);
   void Do(const RankProtocol::Fail& fail);
+  // Simulated ranks do not leave.
+  void Do(const RankProtocol::Leave& leave);
   void TrainStep(uint32_t until);
   void AgreeThatAllStaged();
   // Continues when the exchange that was begun last has ended.

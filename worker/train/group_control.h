@@ -44,9 +44,17 @@ class GroupControl {
   // Rank 0 only: whether the other groups wait for the contribution to this round.
   virtual bool nudged(uint32_t round) const = 0;
 
-  // Whether this worker leaves the group at its next boundary.
-  virtual bool draining() const { return false; }
-  // On every rank, at a boundary: OK unless this worker leaves the group; then waits for its
+  // The time after which this worker leaves in any case; nullopt: it does not leave.
+  virtual std::optional<absl::Duration> leaves_within() const { return std::nullopt; }
+  // Whether this worker leaves the group.
+  bool draining() const { return leaves_within().has_value(); }
+  // Whether it leaves so soon that its group should contribute now, and not after the `rest` of the
+  // period: the exchange and the round take time, too.
+  bool LeavesBefore(absl::Duration rest) const {
+    const std::optional<absl::Duration> left = leaves_within();
+    return left.has_value() && rest > *left / 2;
+  }
+  // On every rank, after a contribution: OK unless this worker leaves the group; then waits for its
   // release and returns Cancelled.
   virtual absl::Status LeaveIfDraining() { return absl::OkStatus(); }
 

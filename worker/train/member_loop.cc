@@ -205,7 +205,8 @@ class MemberLoop {
   }
 
   // Overwrites this rank's part of the replica with what is being pulled.
-  absl::Status FinishPull(uint32_t version, bool included, Traffic* traffic) {
+  // `kept`: as in TrainedModel::OnAdopted.
+  absl::Status FinishPull(uint32_t version, bool included, Traffic* traffic, bool* kept) {
     CADRE_RETURN_IF_ERROR(failure_.Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Finish(traffic)));
     transferred_ += exchange_->duration();
     progress_.Advance();
@@ -217,7 +218,9 @@ class MemberLoop {
     CADRE_RETURN_IF_ERROR(model_.AwaitOperations());
     // After this barrier every rank has pulled.
     CADRE_RETURN_IF_ERROR(group().Barrier());
-    if (const uint32_t late = exchange_->Adopt(included); late > 0) {
+    const uint32_t late = exchange_->Adopt(included);
+    *kept = included || (has_version_ && exchange_->keeps_late_changes() && late == 0);
+    if (late > 0) {
       LOG(WARNING) << "what this rank has learned for a round that went on without its group is "
                       "dropped: it would be "
                    << late << " rounds late, and averaging.staleness.max_rounds is "
@@ -293,9 +296,12 @@ class MemberLoop {
       period_start_ = steady_.Now();
       waited_ = absl::ZeroDuration();
     }
-    CADRE_RETURN_IF_ERROR(model_.Train(train, failure_));
-    step_ = std::max(step_, train.until);
-    *event = RankProtocol::Trained{};
+    CADRE_ASSIGN_OR_RETURN(const uint32_t reached, model_.Train(train, failure_));
+    step_ = std::max(step_, reached);
+    // A rank that is alone need not ask others whether they leave.
+    const bool last = group().size() == 1 && exchange_->has_shards() && control_.draining() &&
+                      reached >= protocol_.next_boundary();
+    *event = RankProtocol::Trained{.leaves = last || reached < train.until, .step = reached};
     return absl::OkStatus();
   }
 
@@ -337,10 +343,18 @@ class MemberLoop {
   }
 
   absl::Status Do(const RankProtocol::AskNudge& ask, std::optional<RankProtocol::Event>* event) {
-    uint64_t nudged = lead() && control_.nudged(ask.round) ? 1 : 0;
-    CADRE_RETURN_IF_ERROR(BroadcastNumber(&nudged));
-    *event = RankProtocol::Nudged{.nudged = nudged != 0};
+    const bool leaves = exchange_->has_shards() && control_.LeavesBefore(
+                            ask.steps * absl::Seconds(model_.step_seconds()));
+    uint64_t ranks[] = {lead() && control_.nudged(ask.round) ? 1U : 0U, leaves ? 1U : 0U};
+    CADRE_RETURN_IF_ERROR(group().AllReduceSum(std::span<uint64_t>(ranks)));
+    *event = RankProtocol::Nudged{.nudged = ranks[0] > 0, .leaves = ranks[1] > 0};
     return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Leave& /*leave*/,
+                  std::optional<RankProtocol::Event>* /*event*/) {
+    CADRE_RETURN_IF_ERROR(Leave(protocol_.version(), std::vector<bool>(group().size(), true)));
+    return absl::CancelledError("the program has ended its loop");
   }
 
   absl::Status Do(const RankProtocol::Stage& stage, std::optional<RankProtocol::Event>* event) {
@@ -569,6 +583,7 @@ class MemberLoop {
   // lost to the others as one that fails.
   absl::Status Leave(uint32_t version, const std::vector<bool>& leaving) {
     if (std::find(leaving.begin(), leaving.end(), true) == leaving.end()) return absl::OkStatus();
+    CADRE_RETURN_IF_ERROR(model_.OnLeaving());
     if (KeepsStates()) {
       CADRE_RETURN_IF_ERROR(options_.states->HandOver(version, leaving, group()));
     }
@@ -576,6 +591,13 @@ class MemberLoop {
       CADRE_RETURN_IF_ERROR(options_.residuals->HandOver(version, leaving, group()));
     }
     return leaving[rank_slot_.rank()] ? control_.LeaveIfDraining() : absl::OkStatus();
+  }
+
+  // Whether a group that leaves has trained further since its contribution, and contributes that,
+  // too. Groups of several ranks agree on it only at the end of a loop.
+  bool ContributesAgain() const {
+    return protocol_.steps_ahead() > 0 && !protocol_.discards_steps_ahead() &&
+           (assignment_.peers_size() <= 1 || model_.ended_loop());
   }
 
   absl::Status BroadcastNumber(uint64_t* number) {
@@ -690,7 +712,8 @@ class MemberLoop {
     }
     Traffic traffic;
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
-    CADRE_RETURN_IF_ERROR(FinishPull(pull.version, pull.included, &traffic));
+    bool kept = false;
+    CADRE_RETURN_IF_ERROR(FinishPull(pull.version, pull.included, &traffic, &kept));
     has_version_ = true;
     RankProtocol::Pulled result;
     std::vector<bool> leaving;
@@ -699,9 +722,14 @@ class MemberLoop {
     if (result.digest == pull.digest) {
       if (KeepsStates()) options_.states->Adopted(pull.version);
       if (KeepsResiduals()) options_.residuals->Adopted(pull.version);
+    }
+    step_ = pull.step;
+    model_.MoveTo(step_);
+    model_.OnAdopted(kept);
+    counters_.Add("versions_adopted");
+    if (result.digest == pull.digest && !ContributesAgain()) {
       CADRE_RETURN_IF_ERROR(Leave(pull.version, leaving));
     }
-    counters_.Add("versions_adopted");
     result.exchange_seconds = absl::ToDoubleSeconds(exposure.Take());
     result.transfer_seconds =
         absl::ToDoubleSeconds(std::exchange(transferred_, absl::ZeroDuration()));
@@ -709,9 +737,6 @@ class MemberLoop {
     const bool contributed = decided_at_ > staged_at_;
     result.wait_seconds = contributed ? absl::ToDoubleSeconds(decided_at_ - staged_at_) : 0;
     result.pull_seconds = absl::ToDoubleSeconds(steady_.Now() - decided_at_);
-    step_ = pull.step;
-    model_.MoveTo(step_);
-    model_.OnAdopted();
     *event = result;
     return absl::OkStatus();
   }

@@ -33,6 +33,7 @@ RankProtocol::Actions RankProtocol::On(const Started& started) {
   decision_.set_next_step(start.next_step());
   decision_.set_catch_up(start.catch_up());
   decision_.set_fragment(start.fragment());
+  decision_.set_agree_steps(start.agree_steps());
   step_ = start.step();
   version_ = start.version();
   if (assignment_.shards_size() == 0) return {Begin{}};
@@ -81,7 +82,9 @@ RankProtocol::Actions RankProtocol::BeginPeriod() {
 }
 
 RankProtocol::Actions RankProtocol::TrainOn(bool resumes) {
-  return TrainUntil(decision_.catch_up() ? std::min(step_ + 1, next_step_) : next_step_, resumes);
+  const uint32_t agree = decision_.catch_up() ? 1 : decision_.agree_steps();
+  const bool agrees = agree > 0 && step_ < next_step_ && agree < next_step_ - step_;
+  return TrainUntil(agrees ? step_ + agree : next_step_, resumes);
 }
 
 RankProtocol::Actions RankProtocol::TrainUntil(uint32_t step, bool resumes) {
@@ -89,16 +92,23 @@ RankProtocol::Actions RankProtocol::TrainUntil(uint32_t step, bool resumes) {
   return {Train{.until = until_, .resumes = resumes}};
 }
 
-RankProtocol::Actions RankProtocol::On(const Trained& /*trained*/) {
-  period_steps_ += until_ - step_;
-  step_ = until_;
+RankProtocol::Actions RankProtocol::On(const Trained& trained) {
+  const uint32_t reached = trained.leaves ? trained.step : until_;
+  period_steps_ += reached - step_;
+  step_ = reached;
+  if (trained.leaves) adoption_ = std::min(adoption_, step_);
   if (exchange_ != Exchange::kNone) return {AwaitRound()};
-  if (step_ < next_step_) return {AskNudge{.round = version_ + 1}};
+  if (trained.leaves) {
+    return period_steps_ > 0 ? StageNext(/*leaves=*/true) : Actions{Leave{}};
+  }
+  if (step_ < next_step_) {
+    return {AskNudge{.round = version_ + 1, .steps = next_step_ - step_}};
+  }
   return StageUnlessSolo();
 }
 
 RankProtocol::Actions RankProtocol::On(const Nudged& nudged) {
-  if (nudged.nudged) return StageNext();
+  if (nudged.nudged || nudged.leaves) return StageNext(nudged.leaves);
   return TrainOn(/*resumes=*/true);
 }
 
@@ -126,10 +136,12 @@ RankProtocol::Actions RankProtocol::On(const Presence& presence) {
   return TrainUntil(step_ + steps, /*resumes=*/true);
 }
 
-RankProtocol::Actions RankProtocol::StageNext() {
+// A group that leaves does not train further while the round is exchanged.
+RankProtocol::Actions RankProtocol::StageNext(bool leaves) {
   const uint32_t last = total_steps_ > 0 ? total_steps_ : std::numeric_limits<uint32_t>::max();
-  const uint32_t overlap = assignment_.spec().averaging().overlap().steps();
+  const uint32_t overlap = leaves ? 0 : assignment_.spec().averaging().overlap().steps();
   exchange_ = Exchange::kStaging;
+  leaves_ = leaves;
   fragment_ = decision_.fragment();
   boundary_ = step_;
   adoption_ = step_ + std::min(overlap, last - std::min(step_, last));
@@ -182,6 +194,7 @@ RankProtocol::Actions RankProtocol::On(const Staged& staged) {
   if (HasMetrics(staged.metrics)) *message.mutable_metrics() = staged.metrics;
   message.set_payload_bytes(staged.payload_bytes);
   message.set_message_bytes(staged.message_bytes);
+  message.set_leaves(leaves_);
   Actions actions = SendFromLead(std::move(message));
   actions.push_back(AwaitRound());
   return actions;
@@ -203,7 +216,7 @@ RankProtocol::Actions RankProtocol::On(const Decided& decided) {
 // now belong to others. What they have changed is discarded, with all values that are not those of
 // the version.
 void RankProtocol::UpdateDivision() {
-  if (decision_.division().step() <= division_.step()) return;
+  if (!discards_steps_ahead()) return;
   division_ = decision_.division();
   total_steps_ = TotalSteps(assignment_.spec(), division_, train_samples_);
   period_steps_ = 0;

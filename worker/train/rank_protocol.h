@@ -26,7 +26,12 @@
 // of the other fragments with Merge.
 //
 // In a period in which the group catches up with the others (Start.catch_up), Train is one step,
-// and AskNudge follows until the group is nudged or reaches the boundary.
+// and AskNudge follows until the group is nudged or reaches the boundary. In groups of several ranks,
+// AskNudge also follows every agree_steps steps (v1::Start): it contributes before the boundary, too,
+// if one of its ranks leaves soon. A single rank stops by itself, and so do all ranks of a program
+// that ends its loop:
+//
+//   Train -> Trained.leaves -> Stage -> AwaitDecision -> Pull -> Train -> Trained.leaves -> Leave
 //
 // Thread-compatible.
 //
@@ -56,15 +61,20 @@ class RankProtocol {
     // Size of the training split; 0: that of Start.
     uint64_t train_samples = 0;
   };
-  // The step of Train is reached.
-  struct Trained {};
+  // The step of Train is reached or, with `leaves`, this step: no more steps follow, because the
+  // only rank of the group leaves, or because the program has ended its loop.
+  struct Trained {
+    bool leaves = false;
+    uint32_t step = 0;
+  };
   // Whether rank 0 cannot reach the coordinator.
   struct Presence {
     bool away = false;
   };
-  // Whether the other groups wait for the contribution.
+  // Whether the other groups wait for the contribution, and whether a rank leaves soon.
   struct Nudged {
     bool nudged = false;
+    bool leaves = false;
   };
   // An exchange in the background continues, or there is no decision yet.
   struct Unfinished {};
@@ -118,9 +128,11 @@ class RankProtocol {
   };
   // Agree on whether rank 0 can reach the coordinator.
   struct AskPresence {};
-  // Agree on whether rank 0 has received Nudge for this round.
+  // Agree on whether rank 0 has received Nudge for this round, and on whether a rank leaves before
+  // the boundary, which is `steps` away.
   struct AskNudge {
     uint32_t round = 0;
+    uint32_t steps = 0;
   };
   // Stage the owned values for a round. A run that does not average stages nothing.
   // `fragment`: what the round exchanges (v1::Start). `background`: begin to stage a copy of them;
@@ -176,6 +188,8 @@ class RankProtocol {
     uint64_t begin = 0;
     uint64_t end = 0;
   };
+  // All ranks leave; there is nothing to contribute.
+  struct Leave {};
   struct Send {
     TrainingReport report;
   };
@@ -184,7 +198,7 @@ class RankProtocol {
     absl::Status status;
   };
   using Action = std::variant<Train, AskPresence, AskNudge, Stage, AwaitStaged, AwaitDecision,
-                              Initialize, Pull, Merge, Begin, Keep, Evaluate, Send, Fail>;
+                              Initialize, Pull, Merge, Begin, Keep, Evaluate, Leave, Send, Fail>;
   using Actions = std::vector<Action>;
 
   // Borrows the assignment.
@@ -201,6 +215,14 @@ class RankProtocol {
   // The version that training continues from, and the steps since the start of the run.
   uint32_t version() const { return version_; }
   uint32_t step() const { return step_; }
+  // The next boundary; 0: the run has ended.
+  uint32_t next_boundary() const { return next_step_; }
+  // At an adoption: steps since the contribution, and whether they are discarded, because the number
+  // of groups has changed.
+  uint32_t steps_ahead() const { return period_steps_; }
+  bool discards_steps_ahead() const {
+    return decision_.division().step() > division_.step();
+  }
   // Steps beyond the boundary while the coordinator was away.
   uint32_t solo_steps() const { return solo_steps_; }
 
@@ -220,8 +242,8 @@ class RankProtocol {
   Actions TrainOn(bool resumes);
   Actions TrainUntil(uint32_t step, bool resumes);
   Actions StageUnlessSolo();
-  // Begins a round at the boundary.
-  Actions StageNext();
+  // Begins a round at the boundary or, with `leaves`, where the group stops.
+  Actions StageNext(bool leaves = false);
   // Begins the round from which the run takes its first values.
   Actions StageInitial();
   // Continues with the version of the decision, at the adoption at the earliest.
@@ -263,6 +285,7 @@ class RankProtocol {
   Exchange exchange_ = Exchange::kNone;
   uint32_t boundary_ = 0;
   uint32_t contributed_steps_ = 0;
+  bool leaves_ = false;
   uint32_t adoption_ = 0;
   // Steps between the boundary of the adopted version and its adoption, and whether the group
   // continues with values of its own beside those of the version.

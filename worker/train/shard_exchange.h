@@ -99,6 +99,10 @@ class ShardExchange {
   // they have staged until the whole group holds the version. Returns how many rounds late a change
   // is that was dropped for this reason; 0: none was.
   uint32_t Adopt(bool included) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether a change that is not late by too many rounds is kept for the next contribution.
+  bool keeps_late_changes() const {
+    return staleness_ ? staleness_->weight() > 0 : up_ && up_->error_feedback() > 0;
+  }
   // Merges the owned values, which are those of the version, with what they were before: of what
   // the last round has exchanged, with the change since the last contribution (run.proto, Overlap);
   // other values that the version does not change are restored. Requires: the rank has contributed

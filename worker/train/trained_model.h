@@ -120,15 +120,24 @@ class TrainedModel {
 
   // Whether the values are those of version 0 before the first version is adopted.
   virtual bool has_initial_version() const { return true; }
-  // The group has adopted the version of protocol.decision().
-  virtual void OnAdopted() {}
+  // The group has adopted the version of protocol.decision(). `kept`: the steps that it contributed
+  // before are in the version, or later contributions carry them.
+  virtual void OnAdopted(bool /*kept*/) {}
 
   // Training continues from `step`.
   virtual void StartAt(uint32_t step) = 0;
   // A pause has ended that does not count as time of training.
   virtual void Resume() {}
-  // A collective: trains to step `until` (RankProtocol::Train).
-  virtual absl::Status Train(const RankProtocol::Train& train, FailureNote& failure) = 0;
+  // A collective: trains to step `until` (RankProtocol::Train). Returns the step that it has
+  // reached, which is an earlier one if no more steps follow (RankProtocol::Trained.leaves).
+  virtual absl::StatusOr<uint32_t> Train(const RankProtocol::Train& train,
+                                         FailureNote& failure) = 0;
+  // Whether the program has ended its loop, so that Train reaches no further step.
+  virtual bool ended_loop() const { return false; }
+  // Seconds of a step; 0: unknown.
+  virtual double step_seconds() const { return 0; }
+  // A collective: this rank or another one leaves the group.
+  virtual absl::Status OnLeaving() { return absl::OkStatus(); }
   // The values of a version, or merged values, are those of this step.
   virtual void MoveTo(uint32_t step) = 0;
   // Of the steps since the last call.

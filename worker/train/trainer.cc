@@ -146,7 +146,7 @@ class NativeModel final : public TrainedModel {
     exposed_start_ = Exposed();
   }
 
-  absl::Status Train(const RankProtocol::Train& train, FailureNote& failure) override {
+  absl::StatusOr<uint32_t> Train(const RankProtocol::Train& train, FailureNote& failure) override {
     if (train.resumes) {
       CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     } else {
@@ -156,9 +156,13 @@ class NativeModel final : public TrainedModel {
     while (step_ < train.until) {
       progress_.Enter(v1::ACTIVITY_TRAINING);
       CADRE_RETURN_IF_ERROR(TrainOneStep(step_ + 1 == train.until, failure));
+      // Several ranks must stop at the same step (RankProtocol::AskNudge).
+      const bool alone = averages() && transport_->size() == 1;
+      if (alone && control_.LeavesBefore(TimeOf(train.until - step_))) break;
     }
-    return absl::OkStatus();
+    return step_;
   }
+  double step_seconds() const override { return step_seconds_; }
 
   PeriodReport TakePeriod() override {
     const LossPart period = std::exchange(period_, LossPart());
@@ -204,6 +208,7 @@ class NativeModel final : public TrainedModel {
   bool lead() const { return rank_slot_.rank() == 0; }
   int64_t batch() const { return spec_.batch_per_group(); }
   bool averages() const { return assignment_.shards_size() > 0; }
+  absl::Duration TimeOf(uint32_t steps) const { return steps * absl::Seconds(step_seconds_); }
 
   static absl::Status BlamePlan(FailureNote& failure, const absl::Status& status) {
     return absl::IsInvalidArgument(status) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, status) : status;
@@ -309,7 +314,9 @@ class NativeModel final : public TrainedModel {
     ++step_;
     ++reported_steps_;
     // The waits of a device cannot be observed.
-    progress_.AddStep(absl::ToDoubleSeconds(steady_.Now() - begin),
+    const double seconds = absl::ToDoubleSeconds(steady_.Now() - begin);
+    step_seconds_ = step_seconds_ == 0 ? seconds : (3 * step_seconds_ + seconds) / 4;
+    progress_.AddStep(seconds,
                       replica_->on_device() ? 0 : Exposed() - exposed);
     progress_.SetFallbacks(replica_->Fallbacks());
     counters_.Add("steps");
@@ -386,6 +393,8 @@ class NativeModel final : public TrainedModel {
   absl::Time report_at_;
   absl::Time report_start_;
   float rate_ = 0;
+  // Exponential average; 0: unknown.
+  double step_seconds_ = 0;
 };
 
 }  // namespace

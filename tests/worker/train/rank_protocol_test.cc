@@ -357,5 +357,68 @@ TEST_F(RankProtocolTest, RunThatDoesNotAverageKeepsItsWeights) {
   EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 48U);
 }
 
+// ---- Leaving
+
+TEST_F(RankProtocolTest, RankThatLeavesContributesWhereItStops) {
+  EXPECT_EQ(Expect<P::Train>(StartTo(500)).until, 500U);
+  const auto stage = Expect<P::Stage>(P::Trained{.leaves = true, .step = 57});
+  EXPECT_EQ(stage.samples, 37 * 8U) << "steps 20 to 57";
+  EXPECT_FALSE(stage.background);
+  Expect<P::AwaitDecision>(P::Staged{});
+  EXPECT_TRUE(Sent<v1::Contributed>().leaves());
+  EXPECT_EQ(Sent<v1::Contributed>().step(), 57U);
+  Expect<P::Pull>(P::Decided{Version(3, 57, 500)});
+}
+
+TEST_F(RankProtocolTest, EndedLoopWithoutStepsContributesNothing) {
+  Expect<P::Train>(StartTo(500));
+  Expect<P::Leave>(P::Trained{.leaves = true, .step = 20});
+}
+
+TEST_F(RankProtocolTest, EndedLoopContributesAlsoTheStepsThatARoundOverlaps) {
+  assignment_.add_shards();
+  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(3);
+  P::Started started = StartTo(24);
+  Expect<P::Pull>(started);
+  Expect<P::Train>(P::Pulled{.digest = 77});
+  Expect<P::Stage>(P::Trained{});
+  EXPECT_EQ(Expect<P::Train>(P::Unfinished{}).until, 25U);
+  Expect<P::AwaitStaged>(P::Trained{});
+  EXPECT_EQ(Expect<P::Train>(P::Unfinished{}).until, 26U);
+  // It ends before step 26: the round is awaited now.
+  EXPECT_TRUE(Expect<P::AwaitStaged>(P::Trained{.leaves = true, .step = 25}).wait);
+  EXPECT_TRUE(Expect<P::AwaitDecision>(P::Staged{}).wait);
+  EXPECT_FALSE(Sent<v1::Contributed>().leaves());
+  EXPECT_FALSE(Expect<P::Pull>(P::Decided{Version(3, 24, 28)}).background);
+  EXPECT_EQ(protocol_->steps_ahead(), 1U);
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  Expect<P::Train>(P::Kept{});
+  const auto stage = Expect<P::Stage>(P::Trained{.leaves = true, .step = 25});
+  EXPECT_EQ(stage.samples, 8U);
+  EXPECT_FALSE(stage.background);
+}
+
+TEST_F(RankProtocolTest, RanksAgreeWhetherOneLeaves) {
+  P::Started started = StartTo(30);
+  started.start.set_agree_steps(4);
+  EXPECT_EQ(Expect<P::Train>(started).until, 24U);
+  EXPECT_EQ(Expect<P::AskNudge>(P::Trained{}).steps, 6U);
+  const auto train = Expect<P::Train>(P::Nudged{});
+  EXPECT_EQ(train.until, 28U);
+  EXPECT_TRUE(train.resumes);
+  Expect<P::AskNudge>(P::Trained{});
+  EXPECT_EQ(Expect<P::Stage>(P::Nudged{.leaves = true}).samples, 64U);
+  Expect<P::AwaitDecision>(P::Staged{});
+  EXPECT_TRUE(Sent<v1::Contributed>().leaves());
+  v1::Decision decision = Version(3, 28, 36);
+  decision.set_agree_steps(8);
+  Expect<P::Pull>(P::Decided{decision});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  EXPECT_EQ(Expect<P::Train>(P::Kept{}).until, 36U) << "the period is not longer than that";
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  EXPECT_FALSE(Sent<v1::Contributed>().leaves());
+}
+
 }  // namespace
 }  // namespace cadre

@@ -25,6 +25,8 @@ class RecordingControl : public GroupControl {
   int steps_before_trace = 0;
   // Number of times that nudged() returns false.
   mutable int steps_before_nudge = 0;
+  // Result of leaves_within().
+  std::optional<absl::Duration> leaving;
 
   // Received messages.
   v1::Prepared prepared;
@@ -54,6 +56,7 @@ class RecordingControl : public GroupControl {
     --steps_before_nudge;
     return false;
   }
+  std::optional<absl::Duration> leaves_within() const override { return leaving; }
   std::optional<v1::TraceSteps> TakeTraceRequest() override {
     if (steps_before_trace-- > 0) return std::nullopt;
     return std::exchange(trace_request, std::nullopt);
