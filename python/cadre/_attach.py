@@ -24,10 +24,11 @@ from cadre._parameters import with_model
 from cadre._ranks import made_by_rank_0, ranks_of_program
 from cadre._samples import Order, PositionDataset, PositionSampler, Sequence, endless_batches
 from cadre._schedules import Follower
+from cadre._state import TrainingState
 from cadre._steps import JointSteps, find_optimizers
 from cadre._values import Values
 from cadre._waits import WaitReport, describe_wait
-from cadre.client import Client, RunSpec
+from cadre.client import Client, RunSpec, is_run_file
 from cadre.errors import CadreError, Left, RunEnded
 
 Optimizers = Union[torch.optim.Optimizer, "list[torch.optim.Optimizer]"]
@@ -43,13 +44,6 @@ _MAX_TURNS = 1000
 # Seconds between a request to end and the end, unless CADRE_PREEMPTION_SECONDS has them: what
 # Kubernetes and most providers of preemptible machines permit.
 _NOTICE = 30.0
-
-
-def _is_run_file(run: str | RunSpec) -> bool:
-    """Whether this is the path of a run file, and neither the id or name of a run nor a mapping."""
-    return isinstance(run, os.PathLike) or (
-        isinstance(run, str) and (os.sep in run or run.endswith(".textproto"))
-    )
 
 
 def _end_loop(*_: object) -> None:
@@ -79,7 +73,7 @@ def _notice_seconds() -> float:
     return seconds
 
 
-class Group:
+class Group(TrainingState):
     """The group of a training loop; made by cadre.attach.
 
     Used by the thread that trains. Its properties describe the version from which the group trains.
@@ -112,8 +106,7 @@ class Group:
         if (evaluate is None) != (test_samples == 0):
             raise CadreError("evaluate and test_samples must be given together")
         self._notice = _notice_seconds()
-        self._handle: int | None = None
-        self._library = _library.load()
+        super().__init__(_library.load())
         self._timeout = timeout
         self._handle_signals = handle_signals
         self._handlers: dict[int, Any] = {}
@@ -127,8 +120,6 @@ class Group:
         self._hooks: JointSteps | None = None
         # Those of a `with` block of a run that has ended already.
         self._end_hooks: list[Any] = []
-        self._final = _library.GroupState()
-        self._final_run = ""
         self._leaving = False
         self._finishing = False
         self._ended = False
@@ -142,7 +133,7 @@ class Group:
         self._values = Values(model, pipeline=pipeline)
         # A run of this name has ended, and its last version is the program's result.
         self._run_ended = False
-        if not isinstance(run, str) or _is_run_file(run):
+        if not isinstance(run, str) or is_run_file(run):
             spec = run if isinstance(run, Mapping) else Path(run)
             run, self._run_ended = made_by_rank_0(
                 lambda: self._submit(spec, test_samples, join_ended=not restart))
@@ -304,8 +295,7 @@ class Group:
     def close(self, reason: str = "closed") -> None:
         """Leaves the run now. Steps since the last version are lost."""
         if self._handle is not None:
-            self._final = self._state()
-            self._final_run = self.run
+            self._keep_state()
         handle = self._detach()
         if handle is not None:
             _log.info("run %s: leaving at step %d, version %d: %s", self.run or self._awaited, self.step,
@@ -330,8 +320,7 @@ class Group:
     # A forked child is not part of the group, and must not call the library, whose threads it lacks.
     # Its optimizer, signal handlers and copy of the state are its own.
     def before_fork(self) -> None:
-        self._final = self._state()
-        self._final_run = self.run
+        self._keep_state()
 
     def after_fork_in_child(self) -> None:
         self._detach()
@@ -452,6 +441,21 @@ class Group:
         """The positions with which training continues; another object after they have moved."""
         return self._sequence
 
+    @property
+    def sample_position(self) -> int:
+        """Position of the first sample of the next step in the run's endless sequence of samples.
+
+        The group uses the positions from here to here + batch_per_group. A position p is sample
+        p % n of the p // n-th permutation of n samples; no other group has the same positions. With
+        `scaler`, the positions move on when it leaves out a step.
+        """
+        state = self._state()
+        if self._scaler is not None:
+            scale = self._scaler.get_scale()
+            self._left_out += self._scale is not None and scale < self._scale
+            self._scale = scale
+        return state.sample_position + self._left_out * state.groups * state.batch
+
     def sampler(
         self, dataset: Any, *, shuffle: bool = True, seed: int = 0, part: tuple[int, int] | None = None
     ) -> PositionSampler:
@@ -479,6 +483,13 @@ class Group:
                                shuffle=indexed if shuffle is None else shuffle)
 
     # ---- Reports
+
+    def _check(self, result: int) -> None:
+        if result == _library.ERROR:
+            raise CadreError(self._error())
+
+    def _error(self) -> str:
+        return self._library.cadre_group_error(self._handle).decode()
 
     def report(
         self,
@@ -535,129 +546,15 @@ class Group:
             self._handle, round(accuracy * samples), samples, loss * samples
         )
 
-    def alive(self) -> None:
-        """Reports that the program works although no step ends, as in a long evaluation."""
-        if self._handle is not None:
-            self._library.cadre_group_alive(self._handle)
-
-    # ---- State
-
-    def _check(self, result: int) -> None:
-        if result == _library.ERROR:
-            raise CadreError(self._error())
-
-    def _error(self) -> str:
-        return self._library.cadre_group_error(self._handle).decode()
-
-    def _state(self) -> _library.GroupState:
-        if self._handle is None:
-            return self._final
-        state = _library.GroupState()
-        self._library.cadre_group_get_state(self._handle, ctypes.byref(state))
-        return state
-
-    @property
-    def run(self) -> str:
-        """The id of the run; empty before its first version."""
-        return self._final_run if self._handle is None else self._library.cadre_group_run(self._handle).decode()
-
     @property
     def ended(self) -> bool:
         """Whether the run has ended, or the group has left it."""
         return self._ended
 
-    @property
-    def step(self) -> int:
-        """Steps since the start of the run."""
-        return self._state().step
-
-    @property
-    def next_boundary(self) -> int:
-        """The step after which the group contributes next."""
-        return self._state().next_boundary
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of the whole run; 0 if they are not known."""
-        return self._state().total_steps
-
-    @property
-    def version(self) -> int:
-        """The version from which the group trains."""
-        return self._state().version
-
-    @property
-    def digest(self) -> str:
-        """The digest of that version, equal in all groups."""
-        return f"{self._state().digest:016x}"
-
-    @property
-    def participants(self) -> int:
-        """Number of groups whose contributions that version contains."""
-        return self._state().participants
-
-    @property
-    def group(self) -> int:
-        """The number of this group in the run."""
-        return self._state().group
-
-    @property
-    def groups(self) -> int:
-        """Number of groups among which the samples are divided."""
-        return self._state().groups
-
-    @property
-    def sample_position(self) -> int:
-        """Position of the first sample of the next step in the run's endless sequence of samples.
-
-        The group uses the positions from here to here + batch_per_group. A position p is sample
-        p % n of the p // n-th permutation of n samples; no other group has the same positions. With
-        `scaler`, the positions move on when it leaves out a step.
-        """
-        state = self._state()
-        if self._scaler is not None:
-            scale = self._scaler.get_scale()
-            self._left_out += self._scale is not None and scale < self._scale
-            self._scale = scale
-        return state.sample_position + self._left_out * state.groups * state.batch
-
-    @property
-    def discarded_steps(self) -> int:
-        """Steps of this group that no version contains, since it was attached."""
-        return self._state().discarded_steps
-
-    @property
-    def connected(self) -> bool:
-        """Whether the coordinator can be reached."""
-        return bool(self._state().connected)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where training stands, to be saved beside the states of the optimizer.
-
-        The values themselves are stored by the aggregators: a program that attaches again continues
-        from the newest version.
-        """
-        state = self._state()
-        return {
-            "run": self.run,
-            "version": state.version,
-            "step": state.step,
-            "digest": self.digest,
-            "sample_position": state.sample_position,
-            "discarded_steps": state.discarded_steps,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Checks that a saved state belongs to this run. Raises CadreError if it does not.
-
-        The optimizer's states then belong to version `state["version"]`, and are as old as
-        `self.step - state["step"]` steps.
-        """
-        if state["run"] != self.run:
-            raise CadreError(f"the state is of run {state['run']}, this group trains {self.run}")
-        if state["version"] > self.version:
-            raise CadreError(f"the state is of version {state['version']}, which is newer than "
-                             f"version {self.version} of the run")
+    def alive(self) -> None:
+        """Reports that the program works although no step ends, as in a long evaluation."""
+        if self._handle is not None:
+            self._library.cadre_group_alive(self._handle)
 
 
 def attach(model: torch.nn.Module, optimizer: Optimizers, **options: Any) -> Group:

@@ -22,6 +22,13 @@ ENDED = ("RUN_STATE_DONE", "RUN_STATE_FAILED", "RUN_STATE_STOPPED")
 RunSpec = Union[Mapping[str, Any], os.PathLike]
 
 
+def is_run_file(run: str | RunSpec) -> bool:
+    """Whether this is the path of a run file, and neither the id or name of a run nor a mapping."""
+    return isinstance(run, os.PathLike) or (
+        isinstance(run, str) and (os.sep in run or run.endswith(".textproto"))
+    )
+
+
 def _read(path: os.PathLike) -> str:
     """Returns the text of a run file, with or without a byte order mark."""
     try:
