@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import math
 import os
 import signal
 import threading
@@ -20,6 +19,7 @@ import torch
 
 from cadre import _forks, _library
 from cadre._evaluation import Evaluate, checked_result
+from cadre._notice import notice_seconds
 from cadre._parameters import with_model
 from cadre._ranks import made_by_rank_0, ranks_of_program
 from cadre._samples import Order, PositionDataset, PositionSampler, Sequence, endless_batches
@@ -36,14 +36,11 @@ Optimizers = Union[torch.optim.Optimizer, "list[torch.optim.Optimizer]"]
 _log = logging.getLogger("cadre")
 # How often a waiting program looks for signals, in seconds.
 _POLL = 0.2
-# Characters of the reason for leaving that the coordinator receives.
+# Characters of the reason that the coordinator receives.
 _MAX_REASON = 200
 # Turns of a loop without a step, which are more than those in which gradients are accumulated, or in
 # which GradScaler finds its scale.
 _MAX_TURNS = 1000
-# Seconds between a request to end and the end, unless CADRE_PREEMPTION_SECONDS has them: what
-# Kubernetes and most providers of preemptible machines permit.
-_NOTICE = 30.0
 
 
 def _end_loop(*_: object) -> None:
@@ -59,18 +56,6 @@ def _reason_of(kind: type[BaseException] | None, value: BaseException | None) ->
         # The generator of `for step in group` was closed, which does not say why.
         return "the program has left its loop by break or by an exception"
     return f"{kind.__name__}: {value}"[:_MAX_REASON]
-
-
-def _notice_seconds() -> float:
-    """How long this process may take to leave."""
-    text = os.environ.get("CADRE_PREEMPTION_SECONDS", "")
-    try:
-        seconds = float(text) if text else _NOTICE
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise CadreError(f"CADRE_PREEMPTION_SECONDS is '{text}'; it must be a number of seconds")
-    return seconds
 
 
 class Group(TrainingState):
@@ -105,7 +90,7 @@ class Group(TrainingState):
         self._refuse_attached()
         if (evaluate is None) != (test_samples == 0):
             raise CadreError("evaluate and test_samples must be given together")
-        self._notice = _notice_seconds()
+        self._notice = notice_seconds()
         super().__init__(_library.load())
         self._timeout = timeout
         self._handle_signals = handle_signals
@@ -137,6 +122,10 @@ class Group(TrainingState):
             spec = run if isinstance(run, Mapping) else Path(run)
             run, self._run_ended = made_by_rank_0(
                 lambda: self._submit(spec, test_samples, join_ended=not restart))
+        elif restart:
+            raise CadreError(f"restart=True submits a new run, which '{run}' does not describe")
+        else:
+            self._run_ended = made_by_rank_0(functools.partial(self._has_ended, run))
         self._awaited = run
         program = made_by_rank_0(lambda: uuid.uuid4().hex)
         options = _library.GroupOptions(
@@ -172,6 +161,15 @@ class Group(TrainingState):
             # The coordinator's errors about a file have a line, if it is submitted unchanged.
             answer = client.submit_or_join(run if completed is read else completed, join_ended=join_ended)
         return answer["run"], answer["ended"]
+
+    def _has_ended(self, run: str) -> bool:
+        """Whether the run of this id or name has reached its end; False if this program may not know."""
+        with self._connect() as client:
+            try:
+                return client.run_status(run)["state"] == "RUN_STATE_DONE"
+            except CadreError:
+                # The run may not exist yet, or the certificate may not permit it: joining tells.
+                return False
 
     # ---- The loop
 

@@ -20,7 +20,8 @@ import cadre
 
 torch = pytest.importorskip("torch")
 
-from cadre import _attach  # noqa: E402
+from cadre import _attach, _waits  # noqa: E402
+from cadre._evaluation import checked_result  # noqa: E402
 from cadre._parameters import parameters_of, refuse_unsupported  # noqa: E402
 from cadre._steps import StepHooks, find_optimizer  # noqa: E402
 
@@ -400,10 +401,10 @@ def test_forked_children_end_by_sigterm(cluster: Cluster) -> None:
 ])
 def test_results_of_evaluations_are_checked(result: Any, reported: float | None) -> None:
     if reported is not None:
-        assert _attach._checked_result(result) == (pytest.approx(reported), 0.25)
+        assert checked_result(result) == (pytest.approx(reported), 0.25)
         return
     with pytest.raises(cadre.CadreError, match="evaluate returned .* the accuracy, from 0 to 1"):
-        _attach._checked_result(result)
+        checked_result(result)
 
 
 def test_run_may_be_the_path_of_a_run_file(cluster: Cluster, tmp_path: Path) -> None:
@@ -427,9 +428,9 @@ def test_run_may_be_the_path_of_a_run_file(cluster: Cluster, tmp_path: Path) -> 
 def test_missing_rank_is_named_while_the_program_waits(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_attach, "_REPORT_WAIT", 0.3)
-    monkeypatch.setattr(_attach, "_ranks", lambda: (0, 2))
-    monkeypatch.setattr(_attach, "_made_by_rank_0", lambda make: make())
+    monkeypatch.setattr(_waits, "_WARN", 0.3)
+    monkeypatch.setattr(_attach, "ranks_of_program", lambda: (0, 2))
+    monkeypatch.setattr(_attach, "made_by_rank_0", lambda make: make())
     model = torch.nn.Linear(2, 2)
     group = cadre.attach(model, sgd(model), coordinator=cluster.address, run=json.loads(spec(groups=1)),
                          insecure=True, timeout=2)
@@ -442,7 +443,7 @@ def test_missing_rank_is_named_while_the_program_waits(
 def test_wait_for_a_run_is_reported(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_attach, "_REPORT_WAIT", 0.3)
+    monkeypatch.setattr(_waits, "_WARN", 0.3)
     model = torch.nn.Linear(2, 2)
     group = cadre.attach(model, sgd(model), coordinator=cluster.address, run="none", insecure=True, timeout=2)
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="run none"):
