@@ -177,7 +177,7 @@ TEST_F(MachineLeavingTest, ContributionRemainsAfterTheGroup) {
     EXPECT_EQ(cluster.RunStatus(run).groups_alive(), 1U);
     EXPECT_EQ(cluster.RunStatus(run).version(), 0U) << "the other group has not contributed";
     // A new group of the same slot begins with the next version.
-    const FakeWorker& next = cluster.AddRank("next", "test", 1, 0);
+    FakeWorker& next = cluster.AddRank("next", "test", 1, 0);
     ASSERT_TRUE(next.assignment.has_value());
     EXPECT_EQ(next.place().group(), 0U);
     cluster.Run(absl::Seconds(30));
@@ -192,7 +192,7 @@ TEST_F(MachineLeavingTest, ContributionRemainsAfterTheGroup) {
     EXPECT_EQ(next.start->version(), 1U);
     // Its contributions belong to the next rounds.
     cluster.Run(absl::Seconds(5));
-    cluster.ContributeOnce(cluster.Lead(run, 0));
+    cluster.ContributeOnce(next);
     EXPECT_EQ(cluster.RunStatus(run).version(), 1U);
     cluster.ContributeOnce(other);
     EXPECT_EQ(cluster.RunStatus(run).version(), 2U);
