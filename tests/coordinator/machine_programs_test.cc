@@ -210,8 +210,9 @@ TEST_F(MachineLeavingTest, ContributionIsLostWithAShard) {
   cluster_.Run(absl::Seconds(30));
   cluster_.Wipe(cluster_.aggregators()[0]);
   cluster_.Run(absl::Seconds(5));
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_WARNING,
-                       "round 2 has lost the contributions of 1 group that had left, with shard 0"));
+  EXPECT_TRUE(HasEvent(
+      v1::EVENT_KIND_RUN_WARNING,
+      "round 2 has lost the contributions of 1 group that had left, with shard 0"));
   cluster_.ContributeOnce(*other_);
   cluster_.Run(absl::Seconds(5));
   ASSERT_EQ(version(), 2U);
