@@ -527,13 +527,15 @@ the record of the host.
        .run = CordonMembers},
       {.name = "drain",
        .arguments = {{.name = "NAME|HOST|ID"}},
-       .flags = {{"within", kDuration, "T", "when the workers end in any case; default: their limits"}},
+       .flags = {{"within", kDuration, "T",
+                  "time after which the workers end in any case; default: their own limits"}},
        .brief = "let a worker, or all workers of a host, contribute and end",
        .text =
            R"(As 'cadre cordon', and the connected workers leave their groups and end with exit code 143. Their
 groups contribute before, so that no steps are lost: at the next boundary, or after the current step
-if the boundary is more than half of the time away that the workers have. It is that of --within, or
-else --drain-timeout of each worker. The groups continue with idle workers or with fewer ranks. Prints the ids of the workers. A restarted worker remains excluded until
+if the boundary is further away than half of the time that the workers have. That is --within, or
+else --drain-timeout of each worker. The groups continue with idle workers or with fewer ranks. Prints
+the ids of the workers. A restarted worker remains excluded until
 'cadre cordon --undo'.
 
 Aggregators cannot be drained: the shards of a run stay where they are until it ends.

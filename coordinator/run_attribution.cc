@@ -213,8 +213,10 @@ bool Run::HasPaused(const Slot& slot) const {
   if (!averages() || !slot.started() || !slot.watch.has_value() || round_.Has(slot.group())) {
     return false;
   }
-  const double step = std::max(slot.step_seconds(), double{SecondsOrZero(slot.progress.step_seconds())});
-  return slot.watch->program_pause() >= std::max(round_.Grace(), kPausedSteps * absl::Seconds(step));
+  const double reported = SecondsOrZero(slot.progress.step_seconds());
+  const absl::Duration steps =
+      kPausedSteps * absl::Seconds(std::max(slot.step_seconds(), reported));
+  return slot.watch->program_pause() >= std::max(round_.Grace(), steps);
 }
 
 void Run::FenceStalled(Slot& slot, const ProgressWatch::Stall& stall) {

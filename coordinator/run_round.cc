@@ -191,7 +191,8 @@ void Run::LoseContributions(uint32_t shard) {
   if (lost == 0) return;
   record_.clear_left();
   AddWarning(absl::StrCat("round ", round_.round(), " has lost the contributions of ",
-                          Counted(static_cast<int64_t>(lost), "group"), " that had left, with shard ", shard));
+                          Counted(static_cast<int64_t>(lost), "group"),
+                          " that had left, with shard ", shard));
 }
 
 // The decision names the version to adopt. During a commit this is the version that is being made,

@@ -88,8 +88,8 @@ class GroupMember {
     // Whether it begins to leave by itself when the coordinator drains it.
     bool drains_itself = false;
     // Called from a thread of the member when it can no longer train, see end(), when it may leave
-    // after Drain, once when the coordinator drains it, unless it drains itself and has something to
-    // finish, and, with `exit_when_done`, when a run has ended. Optional.
+    // after Drain, once when the coordinator drains it, unless it drains itself and has something
+    // to finish, and, with `exit_when_done`, when a run has ended. Optional.
     std::function<void()> ended;
     // Makes the trainer, before the member joins.
     std::function<absl::StatusOr<std::unique_ptr<GenerationTrainer>>()> make_trainer;

@@ -178,7 +178,7 @@ TEST_F(MachineLeavingTest, ContributionRemainsAfterTheGroup) {
     EXPECT_EQ(cluster.RunStatus(run).groups_alive(), 1U);
     EXPECT_EQ(cluster.RunStatus(run).version(), 0U) << "the other group has not contributed";
     // A new group of the same slot begins with the next version.
-    const FakeWorker& next = cluster.AddRank("next", "test", 1, 0);
+    FakeWorker& next = cluster.AddRank("next", "test", 1, 0);
     ASSERT_TRUE(next.assignment.has_value());
     EXPECT_EQ(next.place().group(), 0U);
     cluster.Run(absl::Seconds(30));
@@ -193,7 +193,7 @@ TEST_F(MachineLeavingTest, ContributionRemainsAfterTheGroup) {
     EXPECT_EQ(next.start->version(), 1U);
     // Its contributions belong to the next rounds.
     cluster.Run(absl::Seconds(5));
-    cluster.ContributeOnce(cluster.Lead(run, 0));
+    cluster.ContributeOnce(next);
     EXPECT_EQ(cluster.RunStatus(run).version(), 1U);
     cluster.ContributeOnce(other);
     EXPECT_EQ(cluster.RunStatus(run).version(), 2U);
@@ -211,8 +211,9 @@ TEST_F(MachineLeavingTest, ContributionIsLostWithAShard) {
   cluster_.Run(absl::Seconds(30));
   cluster_.Wipe(cluster_.aggregators()[0]);
   cluster_.Run(absl::Seconds(5));
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_WARNING,
-                       "round 2 has lost the contributions of 1 group that had left, with shard 0"));
+  EXPECT_TRUE(HasEvent(
+      v1::EVENT_KIND_RUN_WARNING,
+      "round 2 has lost the contributions of 1 group that had left, with shard 0"));
   cluster_.ContributeOnce(*other_);
   cluster_.Run(absl::Seconds(5));
   ASSERT_EQ(version(), 2U);

@@ -26,10 +26,10 @@
 // of the other fragments with Merge.
 //
 // In a period in which the group catches up with the others (Start.catch_up), Train is one step,
-// and AskNudge follows until the group is nudged or reaches the boundary. In groups of several ranks,
-// AskNudge also follows every agree_steps steps (v1::Start): it contributes before the boundary, too,
-// if one of its ranks leaves soon. A single rank stops by itself, and so do all ranks of a program
-// that ends its loop:
+// and AskNudge follows until the group is nudged or reaches the boundary. In groups of several
+// ranks, AskNudge also follows every agree_steps steps (v1::Start): the group contributes before the
+// boundary, too, if one of its ranks leaves soon. A single rank stops by itself, and so do all ranks
+// of a program that ends its loop:
 //
 //   Train -> Trained.leaves -> Stage -> AwaitDecision -> Pull -> Train -> Trained.leaves -> Leave
 //
@@ -217,12 +217,10 @@ class RankProtocol {
   uint32_t step() const { return step_; }
   // The next boundary; 0: the run has ended.
   uint32_t next_boundary() const { return next_step_; }
-  // At an adoption: steps since the contribution, and whether they are discarded, because the number
-  // of groups has changed.
+  // At an adoption: steps since the contribution, and whether they are discarded, because the
+  // number of groups has changed.
   uint32_t steps_ahead() const { return period_steps_; }
-  bool discards_steps_ahead() const {
-    return decision_.division().step() > division_.step();
-  }
+  bool discards_steps_ahead() const { return decision_.division().step() > division_.step(); }
   // Steps beyond the boundary while the coordinator was away.
   uint32_t solo_steps() const { return solo_steps_; }
 

@@ -35,8 +35,8 @@ v1::RunSpec LeavingSpec() {
   )");
 }
 
-// Trains until one version is made, with what `leaves` returns for each rank and with `agree_steps`.
-// Returns the contribution.
+// Trains until one version is made, with what `leaves` returns for each rank. Returns the
+// contribution.
 template <typename Leaves>
 v1::Contributed ContributionOf(int ranks, uint32_t agree_steps, const Leaves& leaves) {
   FakeRun run(LeavingSpec());
