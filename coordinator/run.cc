@@ -98,7 +98,9 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
       if (!RefuseReport(member, message.progress())) OnProgress(message.progress());
       return;
     case v1::MemberMessage::kContributed:
-      if (!RefuseReport(member, message.contributed())) OnContributed(member, message.contributed());
+      if (!RefuseReport(member, message.contributed())) {
+        OnContributed(member, message.contributed());
+      }
       return;
     case v1::MemberMessage::kAdopted:
       return OnAdopted(message.adopted());

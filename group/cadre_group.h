@@ -139,10 +139,11 @@ CADRE_API int32_t cadre_group_next(cadre_group* group, double timeout_seconds);
  * group's generation has ended. Takes no lock and never blocks. */
 CADRE_API int32_t cadre_group_step(cadre_group* group);
 /* Training loss of one or more steps, for status and history; optional. The mean of those of rank 0
- * since the last boundary counts. */
+ * since the last boundary counts. What is reported of a step precedes its cadre_group_step, which
+ * may be the last one before a boundary. */
 CADRE_API void cadre_group_report_loss(cadre_group* group, double loss);
-/* A metric of one or more steps, for status and history; optional. The mean of those of rank 0 since
- * the last boundary counts; of "rate", the learning rate, the last value. `name`: 1 to 64 of a-z,
+/* A metric of one or more steps, for status and history; optional. The mean of those of rank 0
+ * since the last boundary counts; of "rate", the learning rate, the last value. `name`: 1 to 64 of a-z,
  * 0-9, '_', '.', '/', '-'; a group has at most 32. Returns 0, or CADRE_ERROR: the error, like every
  * one, ends the group, and names the metric. Of metrics and losses, values that are not finite do
  * not count; they are logged at the next boundary, once for each name. */

@@ -98,7 +98,7 @@ void CallerReport::LogNotFinite() {
     if (!logged_.insert(name).second) continue;
     LOG(WARNING) << Counted(count, "reported value") << " of '" << name
                  << "' since the last boundary " << (count == 1 ? "is" : "are")
-                 << " not finite and does not count in its mean; later ones are not logged";
+                 << " not finite, so that the mean is without; later ones are not logged";
   }
 }
 

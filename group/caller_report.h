@@ -2,8 +2,8 @@
 // own. Values are summed until they are taken: for a contribution, those since the last boundary;
 // for the status, those since they were last taken for either.
 //
-// Values that are not finite do not count. They are counted instead, and logged with the name at the
-// next boundary, once for each name.
+// Values that are not finite do not count. They are counted instead, and logged with the name at
+// the next boundary, once for each name.
 //
 // Thread-safe.
 #pragma once

@@ -59,8 +59,8 @@ class CallerTrainer final : public GenerationTrainer {
   ProgramState state() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Why the program cannot continue, or OK.
   absl::Status error() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // What the program reports of its training; a loss that is not finite does not end it, because the
-  // weights are checked at the boundary.
+  // What the program reports of its training. A loss that is not finite does not end it, because
+  // the weights are checked at the boundary.
   CallerReport& report() { return report_; }
   // What the program waits for before its group is formed; empty if it is not known.
   std::string awaited() const ABSL_LOCKS_EXCLUDED(mutex_);

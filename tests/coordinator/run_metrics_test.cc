@@ -29,7 +29,7 @@ TEST_F(RunMetricsTest, TokensAndMetricsOfARun) {
   spec.mutable_model()->clear_input();
   spec.mutable_model()->mutable_tokens()->set_length(4);
   const std::string run = SubmitTo(1, 1, spec);
-  EXPECT_THAT(Scrape(), AllOf(HasSubstr("cadre_run_version{run=\"run-1\"} 0\n"),
+  EXPECT_THAT(Scrape(), AllOf(HasSubstr("cadre_run_version{run=\"run-1-test\"} 0\n"),
                               Not(HasSubstr("cadre_run_loss")), Not(HasSubstr("cadre_run_token")),
                               Not(HasSubstr("cadre_run_perplexity")),
                               Not(HasSubstr("cadre_run_metric"))));
@@ -41,11 +41,11 @@ TEST_F(RunMetricsTest, TokensAndMetricsOfARun) {
   cluster_.Send(lead, *lead.contributed);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1U);
   EXPECT_THAT(Scrape(),
-              AllOf(HasSubstr("cadre_run_loss{run=\"run-1\"} 0\n"),
-                    HasSubstr("cadre_run_tokens_total{run=\"run-1\"} 640\n"),
-                    HasSubstr("cadre_run_perplexity{run=\"run-1\"} 1\n"),
-                    HasSubstr("cadre_run_tokens_per_second{run=\"run-1\"} "),
-                    HasSubstr("cadre_run_metric{run=\"run-1\",metric=\"grad/norm\"} 2.5\n")));
+              AllOf(HasSubstr("cadre_run_loss{run=\"run-1-test\"} 0\n"),
+                    HasSubstr("cadre_run_tokens_total{run=\"run-1-test\"} 640\n"),
+                    HasSubstr("cadre_run_perplexity{run=\"run-1-test\"} 1\n"),
+                    HasSubstr("cadre_run_tokens_per_second{run=\"run-1-test\"} "),
+                    HasSubstr("cadre_run_metric{run=\"run-1-test\",metric=\"grad/norm\"} 2.5\n")));
 }
 
 }  // namespace

@@ -163,10 +163,8 @@ class DashboardTest(unittest.TestCase):
 
         def tile(name):
             """The number that the tile with this name shows."""
-            found = (
-                "[...document.querySelectorAll('.tiles > *')]"
-                f".map((tile) => tile.innerText.match(/^([\\d.,]+)\\s*{name}$/)).find(Boolean)?.[1]"
-            )
+            lines = "[...document.querySelectorAll('.tiles > *')].map((tile) => tile.innerText.split(/\\s*\\n\\s*/))"
+            found = f"{lines}.find((tile) => tile[1] === '{name}')?.[0]"
             text = wait_for(lambda: self.script(found), f"no tile '{name}'")
             return float(text.replace(",", ""))
 
