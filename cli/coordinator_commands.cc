@@ -97,9 +97,10 @@ absl::StatusOr<Condition> ParseCondition(const std::string& text) {
       "--for takes state=STATE, members=N or version=N, such as state=done, not '", text, "'"));
 }
 
-// Whether the condition holds; an error if it cannot become true any more.
+// Whether the condition holds; an error if it cannot become true any more. A name becomes the id of
+// its run, because it may stand for a newer one later.
 absl::StatusOr<bool> Holds(const CoordinatorClient& client, const Condition& condition,
-                           const std::string& run) {
+                           std::string& run) {
   if (condition.key == "members") {
     CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client.Status("", /*details=*/false));
     const auto connected = [](const v1::MemberStatus& worker) { return worker.connected(); };
@@ -109,6 +110,7 @@ absl::StatusOr<bool> Holds(const CoordinatorClient& client, const Condition& con
   CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client.Status(run, /*details=*/false));
   if (reply.runs().empty()) return absl::NotFoundError(absl::StrCat("no such run: ", run));
   const v1::RunStatus& status = reply.runs(0);
+  run = status.run();
   const bool holds = condition.key == "version" ? status.version() >= condition.number
                                                 : EnumText(status.state()) == condition.value;
   const bool ended = status.state() == v1::RUN_STATE_DONE ||
@@ -126,7 +128,7 @@ absl::StatusOr<int> WaitForCondition(const Invocation& in, const CoordinatorClie
   constexpr absl::Duration kInterval = absl::Milliseconds(250);
   CADRE_ASSIGN_OR_RETURN(const Condition condition,
                          ParseCondition(*in.line.Get<std::string>("for")));
-  const std::string run = in.line.argument();
+  std::string run = in.line.argument();
   if (run.empty() != (condition.key == "members")) {
     return UsageError(condition.key == "members" ? "--for members=N concerns all runs, not one"
                                                  : "missing argument RUN");

@@ -34,12 +34,15 @@ absl::Status Follow(const CoordinatorClient& client, const FollowOptions& option
   bool away = false;
   bool leaving = false;
   bool ended = false;
+  // A name may stand for a newer run when it is watched again.
+  std::string run = options.run;
   while (true) {
     const absl::Time until = std::min(options.deadline, absl::Now() + kMaxWatch);
     const absl::Status status =
-        client.Watch(options.run, until, [&](const v1::WatchUpdate& update) {
+        client.Watch(run, until, [&](const v1::WatchUpdate& update) {
           last_reply = absl::Now();
           away = false;
+          if (!run.empty()) run = update.run().run();
           ended = !options.run.empty() && HasEnded(update.run().state());
           leaving = !options.on_update(update);
           return !leaving && !ended;

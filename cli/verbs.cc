@@ -427,7 +427,9 @@ status'.
        .arguments = {kOptionalRun},
        .brief = "show runs, groups, members and counters",
        .text =
-           R"(With a run id, only that run. 'cadre describe RUN' shows the details of its groups. In JSON,
+           R"(With a run, only that one: its id, such as run-1-lenet, or its name, which stands for the newest run
+of that name that has not ended or, if all have ended, for the newest one; so in all commands that take a
+RUN. 'cadre describe RUN' shows the details of its groups. In JSON,
 prediction_blame names the input of the prediction that was wrong, if the prediction is more than a
 fifth off.
 )",
@@ -557,6 +559,7 @@ averaging.min_groups requires more groups.
       {.name = "stop",
        .arguments = {kRun},
        .brief = "stop a run immediately; its last version remains",
+       .text = "RUN must be an id if several runs of the name have not ended.\n",
        .examples = "  cadre stop run-1\n",
        .run = StopRun},
       {.name = "delete",
@@ -564,7 +567,7 @@ averaging.min_groups requires more groups.
        .brief = "delete a run that has ended, with its model",
        .text =
            R"(Removes the records of the run and its files on the aggregators; an aggregator that is away removes
-them when it returns. Fails if the run has not ended. Without this command a coordinator keeps the runs
+them when it returns. Fails if the run has not ended, and if RUN is the name of several runs. Without this command a coordinator keeps the runs
 that ended last (--keep-closed-runs of cadre-coordinator).
 )",
        .examples = "  cadre delete run-1\n",

@@ -56,6 +56,7 @@ struct SubmitRun {
   uint64_t lineage_seed = 0;
   // As in SubmitRequest.
   bool join_existing = false;
+  bool join_ended = false;
 };
 
 // Answered by Replied.
@@ -165,8 +166,9 @@ struct Disconnect {
 struct Replied {
   RequestId request = 0;
   absl::Status status;
-  // Id of the run that a SubmitRun has created; empty on error.
+  // Id of the run that a SubmitRun has created or joined; empty on error. `ended`: see SubmitReply.
   std::string run;
+  bool ended = false;
   // Ids of the workers that a CordonMembers matched.
   std::vector<std::string> members;
   // The runs that an AdoptRuns has found.

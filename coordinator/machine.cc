@@ -145,8 +145,9 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const SubmitRun& e) { OnSubmit(e); },
           [this](const StopRun& e) {
             ReplyFor(e.request, e.run, [&](Run& run) {
-              run.Stop(e.reason);
-              return absl::OkStatus();
+              const absl::Status one = CheckOneOfName(e.run, /*only_live=*/true);
+              if (one.ok()) run.Stop(e.reason);
+              return one;
             });
           },
           [this](const ScaleRun& e) {
@@ -455,10 +456,9 @@ void Machine::ExpireMembers() {
 void Machine::OnTrace(const TraceGroup& trace) {
   // Unique across restarts: a worker may still run a trace of the previous process.
   const uint64_t number = (uint64_t{cluster_.meta().starts()} << 32) | ++last_trace_;
-  Run* const run = Visit(trace.run);
-  const absl::Status started = run == nullptr
-                                   ? absl::NotFoundError(absl::StrCat("no such run: ", trace.run))
-                                   : run->StartTrace(trace, number);
+  Run* const run = Visit(IdOf(trace.run));
+  const absl::Status started =
+      run == nullptr ? NoSuchRun(trace.run) : run->StartTrace(trace, number);
   if (!started.ok()) cluster_.out().Reply({.request = trace.request, .status = started});
 }
 
@@ -526,6 +526,27 @@ absl::Time Machine::NextDeadline() const {
 const Run* Machine::FindRun(absl::string_view run_id) const {
   auto it = runs_.find(RunNumber(run_id));
   return it == runs_.end() || it->second.id() != run_id ? nullptr : &it->second;
+}
+
+const Run* Machine::Resolve(absl::string_view run) const {
+  if (run.empty() || RunNumber(run) != 0) return FindRun(run);
+  const Run* newest = nullptr;
+  for (auto it = runs_.rbegin(); it != runs_.rend(); ++it) {
+    const Run& one = it->second;
+    if (one.spec().name() != run) continue;
+    if (one.live()) return &one;
+    if (newest == nullptr) newest = &one;
+  }
+  return newest;
+}
+
+absl::Status Machine::NoSuchRun(absl::string_view run) {
+  return absl::NotFoundError(absl::StrCat("no such run: ", run));
+}
+
+std::string Machine::IdOf(absl::string_view run) const {
+  const Run* const found = Resolve(run);
+  return found == nullptr ? "" : found->id();
 }
 
 Run* Machine::Visit(absl::string_view run_id) {

@@ -78,6 +78,8 @@ class Machine {
   // The next time at which Handle(Tick) has work if no other event comes; InfiniteFuture if none.
   absl::Time NextDeadline() const;
 
+  // Wherever a request names a run, its name may stand for its id: see Resolve.
+
   // One page of the status. Errors: NotFound for an unknown run; InvalidArgument for a page token
   // that no reply contained.
   absl::StatusOr<v1::StatusReply> Status(absl::Time now, const v1::StatusRequest& request) const;
@@ -101,13 +103,14 @@ class Machine {
   // The newest version of a run and where its values are. Errors: NotFound for an unknown run;
   // FailedPrecondition for one without versions.
   absl::StatusOr<v1::LocateReply> Locate(const std::string& run) const;
-  v1::EventsReply Events(const v1::EventsRequest& request) const {
-    return cluster_.event_log().Read(request);
-  }
+  // The events of a run that was deleted are found by its id only.
+  v1::EventsReply Events(v1::EventsRequest request) const;
 
   // Numbers that change with every visible change of a run, by run; of one run unless `run_id` is
   // empty.
   std::map<std::string, uint64_t> Revisions(absl::string_view run_id) const;
+  // The id of the run that `run`, an id or a name, stands for; empty if there is none.
+  std::string IdOf(absl::string_view run) const;
   // The status of a run and of its groups, without details. Requires: the run exists.
   v1::WatchUpdate Update(absl::string_view run_id, absl::Time now) const;
 
@@ -156,12 +159,19 @@ class Machine {
   void OnAggregatorLost(const Member& member);
   void ExpireMembers();
   void OnSubmit(const SubmitRun& submit);
+  // Errors: FailedPrecondition if a submission of this spec cannot be answered with the run, as it
+  // has another spec, or has failed or was stopped.
+  static absl::Status CheckJoin(const Run& run, const v1::RunSpec& submitted);
   static std::string FirstDifference(const v1::RunSpec& run, const v1::RunSpec& submitted);
   // Errors: ResourceExhausted if there are too many live runs.
   absl::Status CheckLiveRuns() const;
   // Answers the request with the result of `act`; NotFound if there is no such run.
-  void ReplyFor(RequestId request, absl::string_view run_id,
+  void ReplyFor(RequestId request, absl::string_view run,
                 absl::FunctionRef<absl::Status(Run&)> act);
+  // Errors: FailedPrecondition, listing the ids, if `run` is a name and an order that cannot be
+  // undone concerns one of several runs: of the runs of that name or, if `only_live`, of those that
+  // have not ended.
+  absl::Status CheckOneOfName(absl::string_view run, bool only_live) const;
   void OnDelete(const DeleteRun& event);
   void OnAdopt(const AdoptRuns& adopt);
   // The live run of which the aggregator stores another lineage; null if there is none.
@@ -199,6 +209,11 @@ class Machine {
   Run* Visit(absl::string_view run_id);
   void VisitAll();
   const Run* FindRun(absl::string_view run_id) const;
+  // The run that a user means by an id or by a name: the newest run of that name that has not ended
+  // or, if all have ended, the newest one. Text that has the form of an id is no name. Null if no
+  // run is meant.
+  const Run* Resolve(absl::string_view run) const;
+  static absl::Status NoSuchRun(absl::string_view run);
 
   const Options options_;
   Cluster cluster_;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "coordinator/keys.h"
@@ -50,27 +51,42 @@ std::string Machine::FirstDifference(const v1::RunSpec& run, const v1::RunSpec& 
   return report.substr(0, report.find('\n'));
 }
 
+// A run that has reached its end is the result of the submission; one that failed or was stopped is
+// not, so the submission must not be answered with it.
+absl::Status Machine::CheckJoin(const Run& run, const v1::RunSpec& submitted) {
+  const v1::RunState state = run.record().state();
+  if (!run.live() && state != v1::RUN_STATE_DONE) {
+    const std::string& reason = run.record().reason();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "run ", run.id(), " of the same name ",
+        state == v1::RUN_STATE_FAILED ? "has failed" : "was stopped before its end",
+        reason.empty() ? "" : ": ", reason,
+        "; submit a new run of this name, or use another name"));
+  }
+  const std::string difference = FirstDifference(run.spec(), submitted);
+  if (difference.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("run ", run.id(), " has the same name and another spec: ", difference));
+}
+
 void Machine::OnSubmit(const SubmitRun& submit) {
+  const Run* const existing = submit.join_existing ? Resolve(submit.spec.name()) : nullptr;
+  if (existing != nullptr && (existing->live() || submit.join_ended)) {
+    const absl::Status joined = CheckJoin(*existing, submit.spec);
+    const std::string id = joined.ok() ? existing->id() : "";
+    return cluster_.out().Reply({.request = submit.request,
+                                 .status = joined,
+                                 .run = id,
+                                 .ended = joined.ok() && !existing->live()});
+  }
   if (const absl::Status status = CheckLiveRuns(); !status.ok()) {
     cluster_.out().Reply({.request = submit.request, .status = status});
     return;
   }
-  if (submit.join_existing) {
-    for (const auto& [number, run] : runs_) {
-      if (!run.live() || run.spec().name() != submit.spec.name()) continue;
-      const std::string difference = FirstDifference(run.spec(), submit.spec);
-      return cluster_.out().Reply(
-          {.request = submit.request,
-           .status = difference.empty() ? absl::OkStatus()
-                                        : absl::FailedPreconditionError(absl::StrCat(
-                                              "run ", run.id(),
-                                              " has the same name and another spec: ", difference)),
-           .run = run.id()});
-    }
-  }
   const uint32_t number = cluster_.NewRun();
   v1::RunRecord record;
   record.set_run(RunId(number, submit.spec.name()));
+  // Begins with the id and a dot: readers rely on it (server/client/version_reader.cc).
   record.set_lineage(absl::StrFormat(
       "%s.%016x", record.run(),
       RandomBits(submit.lineage_seed, RandomStream::kIdentity, number, cluster_.meta().starts())));
@@ -108,13 +124,23 @@ absl::Status Machine::CheckLiveRuns() const {
       absl::StrCat(live, " runs are queued or running; stop some first"));
 }
 
-void Machine::ReplyFor(RequestId request, absl::string_view run_id,
+void Machine::ReplyFor(RequestId request, absl::string_view run,
                        absl::FunctionRef<absl::Status(Run&)> act) {
-  Run* const run = Visit(run_id);
-  cluster_.out().Reply({.request = request,
-                        .status = run == nullptr
-                                      ? absl::NotFoundError(absl::StrCat("no such run: ", run_id))
-                                      : act(*run)});
+  Run* const found = Visit(IdOf(run));
+  cluster_.out().Reply(
+      {.request = request, .status = found == nullptr ? NoSuchRun(run) : act(*found)});
+}
+
+absl::Status Machine::CheckOneOfName(absl::string_view run, bool only_live) const {
+  std::vector<std::string> ids;
+  for (const auto& [number, one] : runs_) {
+    const bool named = RunNumber(run) == 0 && one.spec().name() == run;
+    if (named && (one.live() || !only_live)) ids.push_back(one.id());
+  }
+  if (ids.size() <= 1) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(ids.size(), " runs are named '", run,
+                                                    "': ", absl::StrJoin(ids, ", "),
+                                                    "; give the id of one"));
 }
 
 void Machine::OnAdopt(const AdoptRuns& adopt) {
@@ -250,15 +276,17 @@ void Machine::EvictEndedRuns() {
 }
 
 void Machine::OnDelete(const DeleteRun& event) {
-  const Run* const run = FindRun(event.run);
-  absl::Status status;
-  if (run != nullptr && run->live()) {
+  const Run* const run = Resolve(event.run);
+  absl::Status status = CheckOneOfName(event.run, /*only_live=*/false);
+  if (!status.ok()) {
+    // The name says nothing of which run is to be deleted.
+  } else if (run != nullptr && run->live()) {
     status = absl::FailedPreconditionError(
-        absl::StrCat("run ", event.run, " has not ended; stop it first: cadre stop ", event.run));
+        absl::StrCat("run ", run->id(), " has not ended; stop it first: cadre stop ", run->id()));
   } else if (run != nullptr) {
     Delete(run->number());
   } else if (!deleted_.contains(event.run)) {
-    status = absl::NotFoundError(absl::StrCat("no such run: ", event.run));
+    status = NoSuchRun(event.run);
   }
   cluster_.out().Reply({.request = event.request, .status = status});
 }

@@ -41,9 +41,6 @@ std::set<std::string> MissingAggregators(const std::map<uint32_t, Run>& runs,
 // even if items were added or removed since.
 absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
                                                 const v1::StatusRequest& request) const {
-  if (!request.run().empty() && FindRun(request.run()) == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no such run: ", request.run()));
-  }
   const std::vector<std::string> token = absl::StrSplit(request.page_token(), ' ');
   const bool first = request.page_token().empty();
   uint32_t first_run = 0;
@@ -55,6 +52,12 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
   if (!first && !in_groups && !in_members) {
     return absl::InvalidArgumentError("page_token: no reply contained this token");
   }
+  // Of the later pages, a name means the run of the first one.
+  const auto paged = in_groups ? runs_.find(first_run) : runs_.end();
+  const Run* const only = request.run().empty() ? nullptr
+                          : paged != runs_.end() ? &paged->second
+                                                 : Resolve(request.run());
+  if (!request.run().empty() && only == nullptr) return NoSuchRun(request.run());
   v1::StatusReply reply;
   const size_t max_items = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
   size_t items = 0;
@@ -67,12 +70,12 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
   if (first) cluster_.FillStatus(now, reply);
   for (auto it = runs_.lower_bound(first_run); it != runs_.end() && !in_members; ++it) {
     const Run& run = it->second;
-    if (!request.run().empty() && run.id() != request.run()) continue;
+    if (only != nullptr && &run != only) continue;
     if (first) *reply.add_runs() = run.Status(now);
   }
   for (auto it = runs_.lower_bound(first_run); it != runs_.end() && !in_members; ++it) {
     const Run& run = it->second;
-    if (!run.live() || (!request.run().empty() && run.id() != request.run())) continue;
+    if (!run.live() || (only != nullptr && &run != only)) continue;
     for (const Slot& slot : run.slots()) {
       if (it->first == first_run && slot.group() < first_group) continue;
       if (full()) {
@@ -160,18 +163,18 @@ int64_t Machine::RoundOpenedMs(const std::string& run_id) const {
 }
 
 absl::StatusOr<v1::HistoryReply> Machine::History(const v1::HistoryRequest& request) const {
-  const Run* const run = FindRun(request.run());
-  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", request.run()));
+  const Run* const run = Resolve(request.run());
+  if (run == nullptr) return NoSuchRun(request.run());
   return run->history().Read(request);
 }
 
-absl::StatusOr<v1::LocateReply> Machine::Locate(const std::string& run_id) const {
-  const Run* const run = FindRun(run_id);
-  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", run_id));
+absl::StatusOr<v1::LocateReply> Machine::Locate(const std::string& id_or_name) const {
+  const Run* const run = Resolve(id_or_name);
+  if (run == nullptr) return NoSuchRun(id_or_name);
   const v1::RunRecord& record = run->record();
   if (record.shards().empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "run ", run_id, run->live() ? " has no version yet" : " has ended without a version"));
+        "run ", run->id(), run->live() ? " has no version yet" : " has ended without a version"));
   }
   v1::LocateReply reply;
   *reply.mutable_spec() = run->spec();
@@ -186,6 +189,11 @@ absl::StatusOr<v1::LocateReply> Machine::Locate(const std::string& run_id) const
     if (member != nullptr && member->connected()) shard.set_address(member->record.address());
   }
   return reply;
+}
+
+v1::EventsReply Machine::Events(v1::EventsRequest request) const {
+  if (const Run* const run = Resolve(request.run())) request.set_run(run->id());
+  return cluster_.event_log().Read(request);
 }
 
 std::map<std::string, uint64_t> Machine::Revisions(absl::string_view run_id) const {

@@ -18,6 +18,7 @@
 #include "base/rpc/grpc_status.h"
 #include "base/rpc/identity.h"
 #include "base/status.h"
+#include "coordinator/keys.h"
 
 namespace cadre {
 namespace {
@@ -189,13 +190,21 @@ absl::Status CoordinatorService::CheckSubmit(const v1::SubmitRequest& request) c
         absl::StrCat("the command has protocol ", request.protocol(), ", the coordinator ",
                      kProtocol, "; only adjacent protocols work together"));
   }
+  const std::string& name = request.spec().name();
+  if (RunNumber(name) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("name: is '", name, "', which has the form of a run's id; give another one"));
+  }
   return Machine::CheckSpec(options_.machine, request.spec());
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext*,
                                                      const v1::SubmitRequest* request,
                                                      v1::SubmitReply* reply) {
-  const Fill fill = [reply](const Replied& replied) { reply->set_run(replied.run); };
+  const Fill fill = [reply](const Replied& replied) {
+    reply->set_run(replied.run);
+    reply->set_ended(replied.ended);
+  };
   return Begin(fill, [&](RequestId id) {
     CADRE_RETURN_IF_ERROR(CheckSubmit(*request));
     std::random_device entropy;
@@ -203,7 +212,8 @@ grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext
         loop_->Post(SubmitRun{.request = id,
                               .spec = request->spec(),
                               .lineage_seed = (uint64_t{entropy()} << 32) | entropy(),
-                              .join_existing = request->join_existing()});
+                              .join_existing = request->join_existing(),
+                              .join_ended = request->join_ended()});
     return posted ? absl::OkStatus() : Stopping();
   });
 }

@@ -165,6 +165,8 @@ absl::Time WatchStream::MaybeSend(const Machine& machine, RunUpdates& updates, a
 }
 
 bool WatchStream::SendChanges(const Machine& machine, RunUpdates& updates, absl::Time now) {
+  // A name may stand for a newer run later.
+  if (std::string id = machine.IdOf(run_); !id.empty()) run_ = std::move(id);
   const std::map<std::string, uint64_t> revisions = machine.Revisions(run_);
   if (!run_.empty() && revisions.empty()) {
     EndLocked(absl::NotFoundError(absl::StrCat("no such run: ", run_)));

@@ -217,7 +217,8 @@ class WatchStream final
   bool SendChanges(const Machine& machine, RunUpdates& updates, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const std::string run_;
+  // An id or, before the first update, a name; empty: all runs.
+  std::string run_;
   const StreamSlots::Slot slot_;
   // The last update of a run, without fields that change with time, and the run's revision then.
   struct Sent {

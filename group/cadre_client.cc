@@ -86,11 +86,19 @@ auto ReadAgain(const Read& read) {
 }
 
 absl::StatusOr<std::string> Submit(const cadre_client& client, const std::string& text,
-                                   bool join_existing) {
+                                   int32_t join_existing) {
   CADRE_RETURN_IF_ERROR(client.status);
+  if (join_existing < 0 || join_existing > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join_existing is ", join_existing, "; give 0, 1 or 2"));
+  }
   CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, ParseSpec(text));
   v1::SubmitReply reply;
-  CADRE_ASSIGN_OR_RETURN(*reply.mutable_run(), client.coordinator->Submit(spec, join_existing));
+  if (join_existing != 0) {
+    CADRE_ASSIGN_OR_RETURN(reply, client.coordinator->Join(spec, /*join_ended=*/join_existing == 2));
+  } else {
+    CADRE_ASSIGN_OR_RETURN(*reply.mutable_run(), client.coordinator->Submit(spec));
+  }
   return ToJson(reply);
 }
 
@@ -137,7 +145,7 @@ cadre_client* cadre_client_open(const char* coordinator, const char* tls, int32_
 }
 
 const char* cadre_client_submit(cadre_client* client, const char* spec, int32_t join_existing) {
-  return client->Return([&] { return cadre::Submit(*client, spec, join_existing != 0); });
+  return client->Return([&] { return cadre::Submit(*client, spec, join_existing); });
 }
 
 const char* cadre_client_parse(cadre_client* client, const char* name, const char* text) {

@@ -172,14 +172,14 @@ typedef struct cadre_client cadre_client;
 CADRE_API cadre_client* cadre_client_open(const char* coordinator, const char* tls,
                                           int32_t insecure);
 /* Returns JSON (messages of control.proto, field names as there), or null: cadre_client_error.
- * `spec`: a run file's text, or a RunSpec as JSON if it begins with '{'. `join_existing`: see
- * SubmitRequest. */
+ * `spec`: a run file's text, or a RunSpec as JSON if it begins with '{'. `join_existing`: 1: as in
+ * SubmitRequest; 2: with `join_ended`, too. */
 CADRE_API const char* cadre_client_submit(cadre_client* client, const char* spec,
                                           int32_t join_existing);
 /* Returns the RunSpec of a run file as JSON, without the defaults, or null. Does not check the run.
  * `name`: of the file, for errors. */
 CADRE_API const char* cadre_client_parse(cadre_client* client, const char* name, const char* text);
-/* `run`: an id, or empty for all runs. */
+/* `run`: an id or a name, or empty for all runs. */
 CADRE_API const char* cadre_client_status(cadre_client* client, const char* run);
 /* Writes the newest version of the run to a safetensors file; returns LocateReply without the spec.
  */

@@ -70,15 +70,23 @@ absl::StatusOr<Reply> CoordinatorClient::Call(Stub& stub,
   }
 }
 
-absl::StatusOr<std::string> CoordinatorClient::Submit(const v1::RunSpec& spec,
-                                                      bool join_existing) const {
+absl::StatusOr<std::string> CoordinatorClient::Submit(const v1::RunSpec& spec) const {
   v1::SubmitRequest request;
   request.set_protocol(kProtocol);
   *request.mutable_spec() = spec;
-  request.set_join_existing(join_existing);
   CADRE_ASSIGN_OR_RETURN(const v1::SubmitReply reply,
                          Call(*runs_, &v1::Runs::Stub::Submit, request, Soon()));
   return reply.run();
+}
+
+absl::StatusOr<v1::SubmitReply> CoordinatorClient::Join(const v1::RunSpec& spec,
+                                                        bool join_ended) const {
+  v1::SubmitRequest request;
+  request.set_protocol(kProtocol);
+  *request.mutable_spec() = spec;
+  request.set_join_existing(true);
+  request.set_join_ended(join_ended);
+  return Call(*runs_, &v1::Runs::Stub::Submit, request, Soon());
 }
 
 absl::Status CoordinatorClient::Stop(const std::string& run, const std::string& reason) const {

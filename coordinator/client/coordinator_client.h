@@ -36,8 +36,15 @@ class CoordinatorClient {
 
   // Returns the id of the new run.
   // Errors: InvalidArgument names the field; FailedPrecondition for an incompatible protocol.
-  // `join_existing`: as in SubmitRequest.
-  absl::StatusOr<std::string> Submit(const v1::RunSpec& spec, bool join_existing = false) const;
+  absl::StatusOr<std::string> Submit(const v1::RunSpec& spec) const;
+  // The same, unless a run of this name has not ended or, with `join_ended`, has reached its end:
+  // then the answer names that run. Further errors: FailedPrecondition if it has another spec, or
+  // has failed or was stopped.
+  absl::StatusOr<v1::SubmitReply> Join(const v1::RunSpec& spec, bool join_ended) const;
+
+  // Where a call takes a run, its name may stand for its id: the newest run of the name that has
+  // not ended or, if all have ended, the newest one. Stop and Delete fail with FailedPrecondition
+  // if they might mean several runs.
 
   // Errors: NotFound for an unknown run.
   absl::Status Stop(const std::string& run, const std::string& reason) const;

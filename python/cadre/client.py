@@ -97,6 +97,7 @@ class Client:
         seen = None
         while True:
             status = self.run_status(run)
+            run = status["run"]  # its name may stand for a newer run later
             now = (status["state"], status["version"])
             if now != seen:
                 seen = now
@@ -130,6 +131,7 @@ class Client:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             status = self.run_status(run)
+            run = status["run"]  # its name may stand for a newer run later
             if status["state"] in _ENDED:
                 return status
             if deadline is not None and time.monotonic() > deadline:

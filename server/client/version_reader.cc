@@ -47,8 +47,14 @@ absl::Status ReadShard(const std::string& run, int shard, Interval span,
                   absl::StrCat("aggregator ", location.aggregator()));
 }
 
-absl::Status ReadShards(const std::string& run, const Credentials& credentials,
-                        ReadVersion& version) {
+// The id of a run is the part of its lineage before the dot, which no name contains.
+std::string RunOf(const std::string& lineage, const std::string& id_or_name) {
+  const size_t dot = lineage.find('.');
+  return dot == std::string::npos ? id_or_name : lineage.substr(0, dot);
+}
+
+absl::Status ReadShards(const Credentials& credentials, ReadVersion& version) {
+  const std::string& run = version.run;
   const v1::LocateReply& located = version.located;
   if (located.shards().empty()) {
     return absl::InternalError("the coordinator has named no aggregator of the run");
@@ -79,8 +85,9 @@ absl::StatusOr<ReadVersion> ReadNewestVersion(
     CADRE_ASSIGN_OR_RETURN(version.located, locate());
     CADRE_ASSIGN_OR_RETURN(version.index,
                            ParameterIndex::FromModel(version.located.spec().model()));
+    version.run = RunOf(version.located.lineage(), run);
     version.values.resize(version.index.size());
-    const absl::Status read = ReadShards(run, credentials, version);
+    const absl::Status read = ReadShards(credentials, version);
     if (read.ok()) return version;
     if (!absl::IsFailedPrecondition(read) || attempt == kMaxAttempts) return read;
     // The coordinator may not have received yet that the version was replaced.

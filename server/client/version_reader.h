@@ -15,6 +15,8 @@
 namespace cadre {
 
 struct ReadVersion {
+  // Its id.
+  std::string run;
   v1::LocateReply located;
   ParameterIndex index;
   // In the parameter order.
@@ -22,7 +24,8 @@ struct ReadVersion {
 };
 
 // `locate` asks the coordinator (CoordinatorClient::Locate); it is called again when the run has
-// replaced the version before it was read. Blocks until all values have arrived.
+// replaced the version before it was read. `run`: what it asks for, an id or a name. Blocks until
+// all values have arrived.
 //
 // Errors: those of `locate`; Unavailable if an aggregator is away; with the name of the aggregator,
 // those of RoundsClient, such as NotFound if it has removed the run's files; DataLoss if the values

@@ -166,6 +166,7 @@ void FakeCluster::Perform(const std::vector<Action>& actions) {
     } else if (const auto* replied = std::get_if<Replied>(&action)) {
       last_status = replied->status;
       last_run = replied->run;
+      last_run_ended = replied->ended;
       last_members = replied->members;
       last_adopted = replied->adopted;
       if (!trace_requests_.contains(replied->request)) continue;
@@ -215,12 +216,15 @@ void FakeCluster::Deliver() {
 
 // ---- Users
 
-std::string FakeCluster::Submit(const v1::RunSpec& spec, bool join_existing) {
+std::string FakeCluster::Submit(const v1::RunSpec& spec, bool join_existing, bool join_ended) {
   last_run.clear();
   last_status = Machine::CheckSpec(options_, spec);
   if (!last_status.ok()) return "";
-  Do(SubmitRun{
-      .request = ++last_request_, .spec = spec, .lineage_seed = 7, .join_existing = join_existing});
+  Do(SubmitRun{.request = ++last_request_,
+               .spec = spec,
+               .lineage_seed = 7,
+               .join_existing = join_existing,
+               .join_ended = join_ended});
   const std::string run = last_run;
   Deliver();
   return run;

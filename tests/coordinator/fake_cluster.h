@@ -111,7 +111,7 @@ class FakeCluster {
 
   // ---- Users
   // Returns the id of the new run; the status of a refusal is in last_status.
-  std::string Submit(const v1::RunSpec& spec, bool join_existing = false);
+  std::string Submit(const v1::RunSpec& spec, bool join_existing = false, bool join_ended = false);
   void StopRun(const std::string& run);
   void ResumeRun(const std::string& run);
   // The status of the answer is in last_status.
@@ -263,6 +263,7 @@ class FakeCluster {
   std::map<RequestId, Replied> traces;
   absl::Status last_status;
   std::string last_run;
+  bool last_run_ended = false;
   std::vector<std::string> last_members;
   v1::AdoptReply last_adopted;
 

@@ -459,6 +459,10 @@ TEST_F(ServiceTest, CallErrors) {
   bad.set_batch_per_group(0);
   const auto refused = client_->Submit(bad);
   EXPECT_THAT(refused, IsError(absl::StatusCode::kInvalidArgument, "batch_per_group"));
+  v1::RunSpec like_an_id = Spec();
+  like_an_id.set_name("run-7");
+  EXPECT_THAT(client_->Submit(like_an_id),
+              IsError(absl::StatusCode::kInvalidArgument, "name: is 'run-7', which has the form"));
   EXPECT_THAT(client_->Stop("run-9", std::string(1025, 'x')),
               IsError(absl::StatusCode::kInvalidArgument, "reason: has more than the 1024"));
   EXPECT_EQ(client_->Stop("run-9", "").code(), absl::StatusCode::kNotFound);
@@ -513,6 +517,22 @@ TEST_F(ServiceTest, WatchSendsChanges) {
   ASSERT_EQ(seen.size(), 2u) << "the first state and the change";
   EXPECT_EQ(seen[0], v1::RUN_STATE_QUEUED);
   EXPECT_EQ(seen[1], v1::RUN_STATE_STOPPED);
+}
+
+TEST_F(ServiceTest, WatchOfANameStaysWithItsRun) {
+  const std::string run = client_->Submit(Spec()).value();
+  std::set<std::string> seen;
+  const absl::Status status =
+      client_->Watch(Spec().name(), absl::Now() + kLimit, [&](const v1::WatchUpdate& update) {
+        if (seen.insert(update.run().run()).second) {
+          EXPECT_TRUE(client_->Submit(Spec()).ok()) << "now the name stands for another run";
+          EXPECT_TRUE(client_->Stop(run, "enough").ok());
+        }
+        return true;
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(seen, std::set<std::string>{run});
+  EXPECT_EQ(client_->Join(Spec(), /*join_ended=*/true)->run(), "run-2-t");
 }
 
 TEST_F(ServiceTest, WatchAllRuns) {

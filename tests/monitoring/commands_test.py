@@ -145,6 +145,23 @@ class CommandsTest(unittest.TestCase):
             with self.subTest(verb, state="done"):
                 golden.check(self, verb, [json.loads(self.output(verb, *arguments, "-o", "json"))])
 
+    def test_the_name_of_a_run_stands_for_its_id(self):
+        name = self.run_id.split("-", 2)[2]
+        for verb in ("history", "events", "wait"):
+            self.assertEqual(self.output(verb, name, "-o", "json"), self.output(verb, self.run_id, "-o", "json"), verb)
+        self.assertEqual(json.loads(self.output("watch", name, "-o", "json"))["run"]["run"], self.run_id)
+        self.assertEqual(json.loads(self.output("describe", name, "-o", "json"))["runs"][0]["run"], self.run_id)
+        self.output("wait", name, "--for", "state=done")
+        file = pathlib.Path(self.folder.name) / "named.safetensors"
+        self.assertEqual(self.call("export", name, "-O", file)[0], 0)
+        self.assertEqual(self.cluster.api(f"runs/{name}/history"), self.cluster.api(f"runs/{self.run_id}/history"))
+        second = self.cluster.submit(epochs=100)
+        code, _, err = self.call("delete", name)
+        self.assertEqual(code, 1, err)
+        self.assertIn(f"2 runs are named '{name}': {self.run_id}, {second}", err)
+        self.assertEqual(self.call("stop", name)[0], 0)
+        self.assertEqual(self.call("delete", second)[0], 0)
+
     def test_export_of_a_run(self):
         file = pathlib.Path(self.folder.name) / "model.safetensors"
         code, _, err = self.call("export", self.run_id, "-O", file)
