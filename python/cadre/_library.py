@@ -66,6 +66,7 @@ _SIGNATURES = {
         [_handle, _text, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int32, _text],
     ),
     "cadre_group_add_part": (ctypes.c_int32, [_handle, ctypes.c_uint64, ctypes.c_uint64, _handle]),
+    "cadre_group_load": (ctypes.c_int32, [_handle, _text]),
     "cadre_group_join": (ctypes.c_int32, [_handle]),
     "cadre_group_next": (ctypes.c_int32, [_handle, ctypes.c_double]),
     "cadre_group_step": (ctypes.c_int32, [_handle]),
