@@ -676,17 +676,38 @@ to export, and what is supported.
        .run = ImportModel},
       {.name = "export",
        .arguments = {{.name = "RUN|CHECKPOINT", .kind = kFolder}},
-       .flags = {OutputFlag("the file of weights to write").Fallback("weights.safetensors")},
+       .flags = {OutputFlag("the file of weights to write").Fallback("weights.safetensors"),
+                 {"hf", kFolder, "DIR",
+                  "write a folder that transformers or peft read, instead of a file"},
+                 {"from", kFolder, "FOLDER",
+                  "with --hf: the folder of the model from which the run began, whose configuration "
+                  "and tokenizer are copied"},
+                 Flag{"dtype", kChoice, "TYPE", "the type of the values in the file"}
+                     .Choices({"fp32", "bf16", "fp16"})
+                     .Fallback("fp32"),
+                 {"replace", kSwitch, "", "with --hf: replace files in a folder that is not empty"}},
        .brief = "write the weights of a run or a checkpoint to a safetensors file",
        .text =
-           R"(RUN is a run of the coordinator: its newest version is read from the aggregators, while the run goes
+           R"(RUN is a run of the coordinator, by its id or name: its newest version is read from the aggregators, while the run goes
 on. CHECKPOINT is the folder of a checkpoint, or a directory of checkpoints, of which the newest is
 taken; its run must have been made by 'cadre import'.
 
 Of an imported network, the tensors have the names, extents and order that they had in the ONNX file, so
-that load_state_dict accepts them. Otherwise they have the names of the run file: LAYER/weight.
+that load_state_dict accepts them. Otherwise they have the names of the run: LAYER/weight for the layers
+of a run file, and the names of the module's parameters for a program of PyTorch. An argument that is the
+name of a file or folder here is a CHECKPOINT.
+
+The values of a version are fp32; --dtype rounds them to nearest.
+
+--hf writes the model of a program that trains a model of transformers, so that
+AutoModelForCausalLM.from_pretrained(DIR) reads it: model.safetensors, one file of any size, and what
+FOLDER has of configuration and tokenizer. Parameters that the run does not train are copied from the
+safetensors files of FOLDER. If the program trains an adapter of peft, DIR has that alone, as
+adapter_model.safetensors, for PeftModel.from_pretrained(BASE, DIR); FOLDER is then one that has
+adapter_config.json, as save_pretrained writes it.
 )",
        .examples = R"(  cadre export run-1 -O newest.safetensors
+  cadre export my-run --hf out --from base-model --dtype bf16
   cadre export checkpoints -O trained.safetensors
 )",
        .run = ExportModel},

@@ -189,8 +189,9 @@ CADRE_API const char* cadre_client_parse(cadre_client* client, const char* name,
 /* `run`: an id or a name, or empty for all runs. */
 CADRE_API const char* cadre_client_status(cadre_client* client, const char* run);
 /* Writes the newest version of the run to a safetensors file; returns LocateReply without the spec.
- */
-CADRE_API const char* cadre_client_pull(cadre_client* client, const char* run, const char* path);
+ * `type`: of the values in the file, fp32, bf16 or fp16; null: fp32. */
+CADRE_API const char* cadre_client_pull(cadre_client* client, const char* run, const char* path,
+                                        const char* type);
 CADRE_API const char* cadre_client_stop(cadre_client* client, const char* run, const char* reason);
 CADRE_API const char* cadre_client_error(const cadre_client* client);
 CADRE_API void cadre_client_close(cadre_client* client);

@@ -86,7 +86,7 @@ _SIGNATURES = {
     "cadre_client_parse": (_text, [_handle, _text, _text]),
     "cadre_client_submit": (_text, [_handle, _text, ctypes.c_int32]),
     "cadre_client_status": (_text, [_handle, _text]),
-    "cadre_client_pull": (_text, [_handle, _text, _text]),
+    "cadre_client_pull": (_text, [_handle, _text, _text, _text]),
     "cadre_client_stop": (_text, [_handle, _text, _text]),
     "cadre_client_error": (_text, [_handle]),
     "cadre_client_close": (None, [_handle]),
