@@ -416,13 +416,13 @@ class Group:
 
     def _fetch(self) -> None:
         self._check_unchanged()
-        self._copy(lambda memory, local, asynchronous: memory.copy_(local, non_blocking=asynchronous))
+        self._copy(Parameter.fetch)
         self._report_device_losses()
 
     def _store(self) -> None:
-        self._copy(lambda memory, local, asynchronous: local.copy_(memory, non_blocking=asynchronous))
+        self._copy(Parameter.store)
 
-    def _copy(self, copy: Any) -> None:
+    def _copy(self, copy: Callable[[Parameter, torch.Tensor, bool], None]) -> None:
         # Copies between pinned memory and a device follow the steps on its current stream. The library
         # uses the memory as soon as this function returns.
         devices = set()
@@ -432,7 +432,7 @@ class Group:
                     continue
                 local = local_of(parameter.tensor)
                 asynchronous = local.device.type == "cuda"
-                copy(parameter.memory.view(local.shape), local, asynchronous)
+                copy(parameter, local, asynchronous)
                 if asynchronous:
                     devices.add(local.device)
         for device in devices:
