@@ -428,8 +428,8 @@ status'.
        .brief = "show runs, groups, members and counters",
        .text =
            R"(With a run, only that one: its id, such as run-1-lenet, or its name, which stands for the newest run
-of that name that has not ended or, if all have ended, for the newest one; so in all commands that take a
-RUN. 'cadre describe RUN' shows the details of its groups. In JSON,
+of that name that has not ended or, if all have ended, for the newest one; so in all commands that
+take a RUN. 'cadre describe RUN' shows the details of its groups. In JSON,
 prediction_blame names the input of the prediction that was wrong, if the prediction is more than a
 fifth off.
 )",
@@ -571,8 +571,8 @@ averaging.min_groups requires more groups.
        .brief = "delete a run that has ended, with its model",
        .text =
            R"(Removes the records of the run and its files on the aggregators; an aggregator that is away removes
-them when it returns. Fails if the run has not ended, and if RUN is the name of several runs. Without this command a coordinator keeps the runs
-that ended last (--keep-closed-runs of cadre-coordinator).
+them when it returns. Fails if the run has not ended, and if RUN is the name of several runs. Without
+this command a coordinator keeps the runs that ended last (--keep-closed-runs of cadre-coordinator).
 )",
        .examples = "  cadre delete run-1\n",
        .run = DeleteRun},
@@ -680,17 +680,38 @@ to export, and what is supported.
        .run = ImportModel},
       {.name = "export",
        .arguments = {{.name = "RUN|CHECKPOINT", .kind = kFolder}},
-       .flags = {OutputFlag("the file of weights to write").Fallback("weights.safetensors")},
+       .flags = {OutputFlag("the file of weights to write").Fallback("weights.safetensors"),
+                 {"hf", kFolder, "DIR",
+                  "write a folder that transformers or peft read, instead of a file"},
+                 {"from", kFolder, "FOLDER",
+                  "with --hf: the folder of the model from which the run began, whose configuration "
+                  "and tokenizer are copied"},
+                 Flag{"dtype", kChoice, "TYPE", "the type of the values in the file"}
+                     .Choices({"fp32", "bf16", "fp16"})
+                     .Fallback("fp32"),
+                 {"replace", kSwitch, "", "with --hf: replace files in a folder that is not empty"}},
        .brief = "write the weights of a run or a checkpoint to a safetensors file",
        .text =
-           R"(RUN is a run of the coordinator: its newest version is read from the aggregators, while the run goes
-on. CHECKPOINT is the folder of a checkpoint, or a directory of checkpoints, of which the newest is
-taken; its run must have been made by 'cadre import'.
+           R"(RUN is a run of the coordinator, by its id or name: its newest version is read from the aggregators,
+while the run goes on. CHECKPOINT is the folder of a checkpoint, or a directory of checkpoints, of which
+the newest is taken; its run must have been made by 'cadre import'.
 
 Of an imported network, the tensors have the names, extents and order that they had in the ONNX file, so
-that load_state_dict accepts them. Otherwise they have the names of the run file: LAYER/weight.
+that load_state_dict accepts them. Otherwise they have the names of the run: LAYER/weight for the layers
+of a run file, and the names of the module's parameters for a program of PyTorch. An argument that is
+the name of a file or folder here is a CHECKPOINT.
+
+The values of a version are fp32; --dtype rounds them to nearest.
+
+--hf writes the model of a program that trains a model of transformers, so that
+AutoModelForCausalLM.from_pretrained(DIR) reads it: model.safetensors, one file of any size, and what
+FOLDER has of configuration and tokenizer. Parameters that the run does not train are copied from the
+safetensors files of FOLDER. If the program trains an adapter of peft, DIR has that alone, as
+adapter_model.safetensors, for PeftModel.from_pretrained(BASE, DIR); FOLDER is then one that has
+adapter_config.json, as save_pretrained writes it.
 )",
        .examples = R"(  cadre export run-1 -O newest.safetensors
+  cadre export my-run --hf out --from base-model --dtype bf16
   cadre export checkpoints -O trained.safetensors
 )",
        .run = ExportModel},

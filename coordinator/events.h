@@ -167,7 +167,7 @@ struct Disconnect {
 struct Replied {
   RequestId request = 0;
   absl::Status status;
-  // Id of the run that a SubmitRun has created or joined; empty on error. `ended`: as in SubmitReply.
+  // Id of the run that a SubmitRun has created or joined; empty on error. `ended`: see SubmitReply.
   std::string run;
   bool ended = false;
   // Ids of the workers that a CordonMembers matched.

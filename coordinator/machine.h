@@ -159,8 +159,8 @@ class Machine {
   void OnAggregatorLost(const Member& member);
   void ExpireMembers();
   void OnSubmit(const SubmitRun& submit);
-  // Errors: FailedPrecondition if a submission of this spec cannot be answered with the run, because
-  // it has another spec, or has failed or was stopped.
+  // Errors: FailedPrecondition if a submission of this spec cannot be answered with the run, as it
+  // has another spec, or has failed or was stopped.
   static absl::Status CheckJoin(const Run& run, const v1::RunSpec& submitted);
   static std::string FirstDifference(const v1::RunSpec& run, const v1::RunSpec& submitted);
   // Errors: ResourceExhausted if there are too many live runs.
@@ -210,8 +210,8 @@ class Machine {
   void VisitAll();
   const Run* FindRun(absl::string_view run_id) const;
   // The run that a user means by an id or by a name: the newest run of that name that has not ended
-  // or, if all have ended, the newest one. Text that has the form of an id is no name. Null if there
-  // is none.
+  // or, if all have ended, the newest one. Text that has the form of an id is no name. Null if no
+  // run is meant.
   const Run* Resolve(absl::string_view run) const;
   static absl::Status NoSuchRun(absl::string_view run);
 

@@ -60,7 +60,8 @@ absl::Status Machine::CheckJoin(const Run& run, const v1::RunSpec& submitted) {
     return absl::FailedPreconditionError(absl::StrCat(
         "run ", run.id(), " of the same name ",
         state == v1::RUN_STATE_FAILED ? "has failed" : "was stopped before its end",
-        reason.empty() ? "" : ": ", reason, "; submit a new run of this name, or use another name"));
+        reason.empty() ? "" : ": ", reason,
+        "; submit a new run of this name, or use another name"));
   }
   const std::string difference = FirstDifference(run.spec(), submitted);
   if (difference.empty()) return absl::OkStatus();
@@ -85,7 +86,7 @@ void Machine::OnSubmit(const SubmitRun& submit) {
   const uint32_t number = cluster_.NewRun();
   v1::RunRecord record;
   record.set_run(RunId(number, submit.spec.name()));
-  // Begins with the id and a dot, which readers of a version rely on (server/client/version_reader.cc).
+  // Begins with the id and a dot: readers rely on it (server/client/version_reader.cc).
   record.set_lineage(absl::StrFormat(
       "%s.%016x", record.run(),
       RandomBits(submit.lineage_seed, RandomStream::kIdentity, number, cluster_.meta().starts())));
@@ -137,8 +138,9 @@ absl::Status Machine::CheckOneOfName(absl::string_view run, bool only_live) cons
     if (named && (one.live() || !only_live)) ids.push_back(one.id());
   }
   if (ids.size() <= 1) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      ids.size(), " runs are named '", run, "': ", absl::StrJoin(ids, ", "), "; give the id of one"));
+  return absl::FailedPreconditionError(absl::StrCat(ids.size(), " runs are named '", run,
+                                                    "': ", absl::StrJoin(ids, ", "),
+                                                    "; give the id of one"));
 }
 
 void Machine::OnAdopt(const AdoptRuns& adopt) {

@@ -95,7 +95,8 @@ absl::StatusOr<std::string> Submit(const cadre_client& client, const std::string
   CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, ParseSpec(text));
   v1::SubmitReply reply;
   if (join_existing != 0) {
-    CADRE_ASSIGN_OR_RETURN(reply, client.coordinator->Join(spec, /*join_ended=*/join_existing == 2));
+    const bool join_ended = join_existing == 2;
+    CADRE_ASSIGN_OR_RETURN(reply, client.coordinator->Join(spec, join_ended));
   } else {
     CADRE_ASSIGN_OR_RETURN(*reply.mutable_run(), client.coordinator->Submit(spec));
   }
@@ -118,11 +119,14 @@ absl::StatusOr<std::string> History(const cadre_client& client, const std::strin
 }
 
 absl::StatusOr<std::string> Pull(const cadre_client& client, const std::string& run,
-                                 const std::string& path) {
+                                 const std::string& path, const char* type_name) {
   CADRE_RETURN_IF_ERROR(client.status);
+  CADRE_ASSIGN_OR_RETURN(const FloatType type,
+                         ParseFloatType(type_name == nullptr ? "fp32" : type_name));
   const auto locate = [&] { return ReadAgain([&] { return client.coordinator->Locate(run); }); };
   CADRE_ASSIGN_OR_RETURN(ReadVersion version, ReadNewestVersion(run, locate, client.credentials));
-  CADRE_RETURN_IF_ERROR(WriteSafetensors(path, WeightTensors(version.index), version.values));
+  CADRE_RETURN_IF_ERROR(WriteSafetensors(path, WeightTensors(version.index), version.values,
+                                         TorchMetadata(), type));
   version.located.clear_spec();
   return ToJson(version.located);
 }
@@ -168,8 +172,9 @@ const char* cadre_client_history(cadre_client* client, const char* run, uint64_t
   return client->Return([&] { return cadre::History(*client, run, after); });
 }
 
-const char* cadre_client_pull(cadre_client* client, const char* run, const char* path) {
-  return client->Return([&] { return cadre::Pull(*client, run, path); });
+const char* cadre_client_pull(cadre_client* client, const char* run, const char* path,
+                              const char* type) {
+  return client->Return([&] { return cadre::Pull(*client, run, path, type); });
 }
 
 const char* cadre_client_stop(cadre_client* client, const char* run, const char* reason) {

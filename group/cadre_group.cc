@@ -17,10 +17,14 @@
 #include "absl/time/time.h"
 #include "base/identity.h"
 #include "base/rpc/credentials.h"
+#include "base/status.h"
+#include "coordinator/client/coordinator_client.h"
 #include "glog/logging.h"
 #include "group/caller_trainer.h"
+#include "group/caller_values.h"
 #include "group/handoff.h"
 #include "model/data_position.h"
+#include "server/client/version_reader.h"
 #include "worker/default_name.h"
 
 namespace {
@@ -65,6 +69,9 @@ struct cadre_group {
   cadre::CallerTrainer* trainer = nullptr;
   std::unique_ptr<cadre::GroupMember> member;
   absl::Status status;
+  // Of cadre_group_load.
+  cadre_group_state loaded = {};
+  std::string loaded_run;
   // Whether the program has asked to leave, and whether it has ended its loop.
   std::atomic<bool> leaving = false;
   bool finished = false;
@@ -83,6 +90,22 @@ struct cadre_group {
     const auto left = member == nullptr ? std::nullopt : member->leaves_within();
     if (!left.has_value()) return absl::InfiniteDuration();
     return std::max(*left - kTimeToEnd, absl::ZeroDuration());
+  }
+  absl::Status Load(const std::string& run) {
+    const cadre::CoordinatorClient coordinator(
+        {.coordinator = options.coordinator, .credentials = options.credentials,
+         .dial_timeout = options.dial_timeout});
+    const auto locate = [&] { return coordinator.Locate(run); };
+    CADRE_ASSIGN_OR_RETURN(const cadre::ReadVersion version,
+                           cadre::ReadNewestVersion(run, locate, options.credentials));
+    const cadre::v1::LocateReply& located = version.located;
+    auto values = cadre::CallerValues::Make(parameters, located.spec().model());
+    if (!values.ok()) return cadre::Annotate(values.status(), absl::StrCat("run ", version.run));
+    values->SetAll(version.values);
+    loaded = {.version = located.version(), .digest = located.digest(), .step = located.step(),
+              .total_steps = located.spec().stop().steps()};
+    loaded_run = version.run;
+    return absl::OkStatus();
   }
   // Of the group's own threads.
   absl::Status Failure() const {
@@ -177,6 +200,18 @@ int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, f
   return group->FailWith(error);
 }
 
+int32_t cadre_group_load(cadre_group* group, const char* run) try {
+  if (!group->status.ok()) return CADRE_ERROR;
+  if (group->member != nullptr) {
+    return group->Fail(absl::FailedPreconditionError(
+        "a version is to be loaded after the group has joined, which adopts versions itself"));
+  }
+  absl::Status status = group->Load(OrEmpty(run));
+  return status.ok() ? 0 : group->Fail(std::move(status));
+} catch (const std::exception& error) {
+  return group->FailWith(error);
+}
+
 int32_t cadre_group_join(cadre_group* group) try {
   if (!group->status.ok()) return CADRE_ERROR;
   group->options.make_trainer =
@@ -263,7 +298,7 @@ void cadre_group_alive(cadre_group* group) {
 }
 
 void cadre_group_get_state(const cadre_group* group, cadre_group_state* state) {
-  *state = {};
+  *state = group->loaded;
   if (group->trainer == nullptr) return;
   const cadre::ProgramState program = group->trainer->state();
   state->version = program.version;
@@ -285,7 +320,7 @@ void cadre_group_get_state(const cadre_group* group, cadre_group_state* state) {
 }
 
 const char* cadre_group_run(const cadre_group* group) {
-  group->text = group->trainer == nullptr ? "" : group->trainer->state().run;
+  group->text = group->trainer == nullptr ? group->loaded_run : group->trainer->state().run;
   return group->text.c_str();
 }
 

@@ -128,6 +128,13 @@ CADRE_API int32_t cadre_group_add_frozen(cadre_group* group, const char* name,
 CADRE_API int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end,
                                        float* values);
 
+/* Without joining, reads the newest version of a run (id or name), which may have ended, into the
+ * registered memory. The parameters must be those of the run. Needs host memory for the whole
+ * version meanwhile. Then cadre_group_get_state has its version, digest and step, and
+ * cadre_group_run the id of the run. Returns 0, or CADRE_ERROR; the memory is unchanged after an
+ * error. */
+CADRE_API int32_t cadre_group_load(cadre_group* group, const char* run);
+
 /* Joins the coordinator. Returns 0, or CADRE_ERROR. */
 CADRE_API int32_t cadre_group_join(cadre_group* group);
 
@@ -160,7 +167,7 @@ CADRE_API void cadre_group_report_evaluation(cadre_group* group, uint64_t correc
 CADRE_API void cadre_group_alive(cadre_group* group);
 
 CADRE_API void cadre_group_get_state(const cadre_group* group, cadre_group_state* state);
-/* The run's id; empty before the first CADRE_TRAIN. */
+/* The run's id; empty before the first CADRE_TRAIN, unless a version was loaded. */
 CADRE_API const char* cadre_group_run(const cadre_group* group);
 /* The last error, or why the run has ended, or else why the coordinator is not connected, or else
  * what the program waits for before its group is formed; empty if there is none of these. */
@@ -202,8 +209,9 @@ CADRE_API const char* cadre_client_status(cadre_client* client, const char* run)
 /* Entries of the run's history with higher numbers than `after` (HistoryReply). */
 CADRE_API const char* cadre_client_history(cadre_client* client, const char* run, uint64_t after);
 /* Writes the newest version of the run to a safetensors file; returns LocateReply without the spec.
- */
-CADRE_API const char* cadre_client_pull(cadre_client* client, const char* run, const char* path);
+ * `type`: of the values in the file, fp32, bf16 or fp16; null: fp32. */
+CADRE_API const char* cadre_client_pull(cadre_client* client, const char* run, const char* path,
+                                        const char* type);
 CADRE_API const char* cadre_client_stop(cadre_client* client, const char* run, const char* reason);
 CADRE_API const char* cadre_client_error(const cadre_client* client);
 CADRE_API void cadre_client_close(cadre_client* client);

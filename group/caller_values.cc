@@ -150,6 +150,13 @@ absl::StatusOr<CallerValues> CallerValues::Make(const std::vector<CallerParamete
   return values;
 }
 
+void CallerValues::SetAll(std::span<const float> version) {
+  for (const Owned& held : held_) {
+    const auto from = version.begin() + held.positions.begin;
+    std::copy_n(from, held.values.size(), held.values.begin());
+  }
+}
+
 const Parameter& CallerValues::ParameterAt(int64_t position) const {
   return *std::prev(std::partition_point(
       index_.parameters().begin(), index_.parameters().end(),

@@ -58,6 +58,9 @@ class CallerValues {
   // rank twice; those of the transport.
   absl::Status Divide(Transport& transport);
 
+  // Copies a whole version, in the parameter order, to what this rank holds.
+  void SetAll(std::span<const float> version);
+
   const ParameterIndex& index() const { return index_; }
   // What this rank owns, in parameter order. Requires: Divide.
   const std::vector<Owned>& owned() const { return owned_; }

@@ -10,6 +10,9 @@
 //   MEMBER            workers, aggregators
 //   WORKER            workers
 //
+// Workers may also read versions (Locate, Rounds.Read), which operators do otherwise: a program
+// that is started again after the end of its run loads the last version.
+//
 // Thread-safe.
 #pragma once
 

@@ -42,9 +42,9 @@ class CoordinatorClient {
   // has failed or was stopped.
   absl::StatusOr<v1::SubmitReply> Join(const v1::RunSpec& spec, bool join_ended) const;
 
-  // Where a call takes a run, its name may stand for its id: the newest run of the name that has not
-  // ended or, if all have ended, the newest one. Stop and Delete fail with FailedPrecondition if
-  // they might mean several runs.
+  // Where a call takes a run, its name may stand for its id: the newest run of the name that has
+  // not ended or, if all have ended, the newest one. Stop and Delete fail with FailedPrecondition
+  // if they might mean several runs.
 
   // Errors: NotFound for an unknown run.
   absl::Status Stop(const std::string& run, const std::string& reason) const;

@@ -32,6 +32,7 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "model/problem.h"
+#include "tensor/elements.h"
 
 namespace cadre {
 namespace {
@@ -65,6 +66,24 @@ float FromHalf(const char* bytes) {
   }
   const uint32_t wide = exponent == 0x1f ? 0xff : exponent + (127 - 15);
   return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
+}
+
+uint16_t ToHalf(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000U;
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  constexpr uint32_t kInfinity = 0x7c00;
+  if (magnitude > 0x7f800000U) return sign | kInfinity | 0x200;  // NaN
+  if (magnitude >= 0x47800000U) return sign | kInfinity;         // from 2^16 on
+  if (magnitude < 0x38800000U) {
+    // Below 2^-14, a multiple of 2^-24, the unit in the last place of the floats from 0.5 to 1: the
+    // sum is rounded as required.
+    const float sum = std::bit_cast<float>(magnitude) + 0.5F;
+    return sign | (std::bit_cast<uint32_t>(sum) - std::bit_cast<uint32_t>(0.5F));
+  }
+  // A carry into the exponent is right, also that to infinity.
+  const uint32_t rounded = (magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  return sign | (rounded - ((127 - 15) << 10));
 }
 
 float FromDouble(const char* bytes) { return Load<double>(bytes); }
@@ -199,22 +218,53 @@ absl::Status SafetensorsFile::Read(const StoredTensor& tensor, int64_t first,
   return absl::OkStatus();
 }
 
+std::map<std::string, std::string> TorchMetadata() { return {{"format", "pt"}}; }
+
 absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
     const std::string& path, const std::vector<NamedShape>& tensors,
-    const std::map<std::string, std::string>& metadata) {
-  absl::StatusOr<std::string> header = FormatSafetensorsHeader(tensors, metadata);
+    const std::map<std::string, std::string>& metadata, FloatType type) {
+  absl::StatusOr<std::string> header = FormatSafetensorsHeader(tensors, metadata, type);
   if (!header.ok()) return Annotate(header.status(), path);
   int64_t elements = 0;
   for (const NamedShape& tensor : tensors) elements += tensor.shape.elements();
   CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
   CADRE_RETURN_IF_ERROR(file.Append(*header));
-  return SafetensorsWriter(std::move(file), elements);
+  return SafetensorsWriter(std::move(file), tensors, elements, type);
 }
 
 absl::Status SafetensorsWriter::Append(std::span<const float> values) {
-  missing_ -= values.size();
-  CHECK_GE(missing_, 0) << file_.path() << " gets more than its tensors hold";
+  CHECK_GE(missing_, std::ssize(values)) << file_.path() << " gets more than its tensors hold";
+  if (type_ != FloatType::kF32) return AppendRounded(values);
+  missing_ -= std::ssize(values);
   return file_.Append({reinterpret_cast<const char*>(values.data()), values.size_bytes()});
+}
+
+absl::Status SafetensorsWriter::AppendRounded(std::span<const float> values) {
+  const bool brain = type_ == FloatType::kBF16;
+  std::vector<uint16_t> rounded(std::min(values.size(), kConvertElements));
+  while (!values.empty()) {
+    const size_t n = std::min(values.size(), kConvertElements);
+    for (size_t i = 0; i < n; ++i) {
+      rounded[i] = brain ? RoundToBf16(values[i]).bits : ToHalf(values[i]);
+      const uint16_t infinity = brain ? 0x7f80 : 0x7c00;
+      if ((rounded[i] & 0x7fff) == infinity && std::isfinite(values[i])) {
+        return TooLarge(elements_ - missing_ + static_cast<int64_t>(i), values[i]);
+      }
+    }
+    missing_ -= static_cast<int64_t>(n);
+    CADRE_RETURN_IF_ERROR(
+        file_.Append({reinterpret_cast<const char*>(rounded.data()), n * sizeof(uint16_t)}));
+    values = values.subspan(n);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::TooLarge(int64_t position, float value) const {
+  size_t i = 0;
+  while (position >= tensors_[i].shape.elements()) position -= tensors_[i++].shape.elements();
+  return absl::OutOfRangeError(absl::StrCat(file_.path(), ": element ", position, " of tensor ",
+                                            Quoted(tensors_[i].name), " is ", value,
+                                            ", which is too large for ", TypeName(type_)));
 }
 
 absl::Status SafetensorsWriter::Finish() {
@@ -223,8 +273,10 @@ absl::Status SafetensorsWriter::Finish() {
 }
 
 absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedShape>& tensors,
-                              std::span<const float> values) {
-  CADRE_ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create(path, tensors, {}));
+                              std::span<const float> values,
+                              const std::map<std::string, std::string>& metadata, FloatType type) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsWriter writer,
+                         SafetensorsWriter::Create(path, tensors, metadata, type));
   CADRE_RETURN_IF_ERROR(writer.Append(values));
   return writer.Finish();
 }

@@ -66,26 +66,42 @@ class SafetensorsFile {
   absl::flat_hash_map<std::string, size_t> by_name_;
 };
 
-// Writes fp32 tensors sequentially to an AtomicFile, which Finish commits. Movable;
+// The metadata of a file for PyTorch, without which some programs refuse it.
+std::map<std::string, std::string> TorchMetadata();
+
+// Writes tensors of one type sequentially to an AtomicFile, which Finish commits. Movable;
 // thread-compatible.
 class SafetensorsWriter {
  public:
   // Errors: as AtomicFile; InvalidArgument for repeated or reserved names.
   static absl::StatusOr<SafetensorsWriter> Create(
       const std::string& path, const std::vector<NamedShape>& tensors,
-      const std::map<std::string, std::string>& metadata);
+      const std::map<std::string, std::string>& metadata, FloatType type = FloatType::kF32);
 
-  // Appends any number of elements, in the order of the tensors, row-major, also across tensors.
-  // Requires: no more than the tensors have.
+  // Appends any number of elements, in the order of the tensors, row-major, also across tensors;
+  // other types than fp32 are rounded to nearest, ties to even. Requires: no more than the tensors
+  // have. Errors: OutOfRange, naming the element, if it is finite and its rounded value is not.
   absl::Status Append(std::span<const float> values);
   // Requires: every element was appended.
   absl::Status Finish();
 
  private:
-  SafetensorsWriter(AtomicFile file, int64_t elements)
-      : file_(std::move(file)), missing_(elements) {}
+  SafetensorsWriter(AtomicFile file, std::vector<NamedShape> tensors, int64_t elements,
+                    FloatType type)
+      : file_(std::move(file)),
+        tensors_(std::move(tensors)),
+        type_(type),
+        elements_(elements),
+        missing_(elements) {}
+
+  absl::Status AppendRounded(std::span<const float> values);
+  // `position`: of the element in the file.
+  absl::Status TooLarge(int64_t position, float value) const;
 
   AtomicFile file_;
+  std::vector<NamedShape> tensors_;
+  FloatType type_;
+  int64_t elements_;
   // Number of elements that are still to be appended.
   int64_t missing_;
 };
@@ -93,6 +109,8 @@ class SafetensorsWriter {
 // Writes a whole file: `values` are those of the tensors, one after another. Errors: as
 // SafetensorsWriter. Requires: as many values as the tensors have elements.
 absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedShape>& tensors,
-                              std::span<const float> values);
+                              std::span<const float> values,
+                              const std::map<std::string, std::string>& metadata = {},
+                              FloatType type = FloatType::kF32);
 
 }  // namespace cadre

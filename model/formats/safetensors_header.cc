@@ -245,8 +245,29 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
   return std::move(events.header);
 }
 
+absl::string_view TypeName(FloatType type) {
+  switch (type) {
+    case FloatType::kBF16:
+      return "BF16";
+    case FloatType::kF16:
+      return "F16";
+    case FloatType::kF32:
+      break;
+  }
+  return "F32";
+}
+
+absl::StatusOr<FloatType> ParseFloatType(absl::string_view name) {
+  if (name == "fp32") return FloatType::kF32;
+  if (name == "bf16") return FloatType::kBF16;
+  if (name == "fp16") return FloatType::kF16;
+  return absl::InvalidArgumentError(
+      absl::StrCat("the type ", Quoted(name), " is not fp32, bf16 or fp16"));
+}
+
 absl::StatusOr<std::string> FormatSafetensorsHeader(
-    const std::vector<NamedShape>& tensors, const std::map<std::string, std::string>& metadata) {
+    const std::vector<NamedShape>& tensors, const std::map<std::string, std::string>& metadata,
+    FloatType type) {
   Json header = Json::object();
   if (!metadata.empty()) header[kMetadata] = metadata;
   int64_t begin = 0;
@@ -256,9 +277,10 @@ absl::StatusOr<std::string> FormatSafetensorsHeader(
       return absl::InvalidArgumentError(
           absl::StrCat("the name ", Quoted(tensor.name), " is repeated or reserved"));
     }
-    const int64_t end = begin + tensor.shape.elements() * int64_t{sizeof(float)};
-    header[tensor.name] = {
-        {"dtype", "F32"}, {"shape", tensor.shape.dims()}, {"data_offsets", {begin, end}}};
+    const int64_t end = begin + tensor.shape.elements() * ElementBytes(TypeName(type));
+    header[tensor.name] = {{"dtype", std::string(TypeName(type))},
+                           {"shape", tensor.shape.dims()},
+                           {"data_offsets", {begin, end}}};
     begin = end;
   }
   // Bytes that are not UTF-8 become U+FFFD; otherwise the library would throw.

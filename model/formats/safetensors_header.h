@@ -58,9 +58,17 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
                                                          absl::string_view json,
                                                          int64_t data_bytes);
 
-// Length and header of a file of fp32 tensors in this order, padded to a multiple of 8 bytes.
-// Errors: InvalidArgument for repeated or reserved names.
+// A type in which values can be written.
+enum class FloatType { kF32, kBF16, kF16 };
+// The name in the format: "F32", "BF16" or "F16".
+absl::string_view TypeName(FloatType type);
+// The type that users call "fp32", "bf16" or "fp16". Errors: InvalidArgument for other names.
+absl::StatusOr<FloatType> ParseFloatType(absl::string_view name);
+
+// Length and header of a file of tensors of this type in this order, padded to a multiple of 8
+// bytes. Errors: InvalidArgument for repeated or reserved names.
 absl::StatusOr<std::string> FormatSafetensorsHeader(
-    const std::vector<NamedShape>& tensors, const std::map<std::string, std::string>& metadata);
+    const std::vector<NamedShape>& tensors, const std::map<std::string, std::string>& metadata,
+    FloatType type = FloatType::kF32);
 
 }  // namespace cadre

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -180,9 +180,19 @@ class Found(NamedTuple):
         return {**spec, "trained": self.role is Role.TRAINED}
 
 
+# Elements of a low-precision parameter that are converted at a time.
+_CHUNK = 1 << 20
+
+
 @dataclass
 class Parameter:
-    """A parameter or buffer that is exchanged, and the memory through which the library does it."""
+    """A parameter or buffer that is exchanged, and the memory through which the library does it.
+
+    The memory is fp32. Values of a type with fewer bits, such as bf16, are those of the memory rounded.
+    What the program changes is added to the memory, so that the memory keeps what the rounding has
+    removed: otherwise a change of a version by less than half a unit in the last place would be undone
+    by the next contribution.
+    """
 
     name: str
     tensor: torch.Tensor
@@ -190,10 +200,41 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: torch.dtype
     memory: torch.Tensor
+    # Whether the memory has values of the program, fetched or stored.
+    current: bool = False
+    # Elements, by chunk, whose values were not those of the memory rounded when they were fetched.
+    unlike: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def aliased(self) -> bool:
         local = local_of(self.tensor)
         return local.data_ptr() == self.memory.data_ptr() and local.dtype == torch.float32
+
+    def fetch(self, local: torch.Tensor, asynchronous: bool) -> None:
+        """Brings the memory to the program's values."""
+        if self.current and torch.finfo(local.dtype).bits < 32:
+            self._add_changes(local.reshape(-1))
+        else:
+            self.memory.view(local.shape).copy_(local, non_blocking=asynchronous)
+        self.current = True
+
+    def store(self, local: torch.Tensor, asynchronous: bool) -> None:
+        """Gives the program the memory's values."""
+        local.copy_(self.memory.view(local.shape), non_blocking=asynchronous)
+        self.current = True
+        self.unlike.clear()
+
+    def _add_changes(self, local: torch.Tensor) -> None:
+        for begin in range(0, local.numel(), _CHUNK):
+            memory = self.memory[begin:begin + _CHUNK]
+            now = local[begin:begin + _CHUNK].cpu()
+            before = memory.to(local.dtype)
+            if begin in self.unlike:
+                elements, values = self.unlike.pop(begin)
+                before[elements] = values
+            memory += now.float() - before.float()
+            elements = (memory.to(local.dtype) != now).nonzero().view(-1)
+            if elements.numel() > 0:
+                self.unlike[begin] = (elements, now[elements])
 
     @staticmethod
     def of(found: Found) -> Parameter:

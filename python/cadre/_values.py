@@ -73,11 +73,11 @@ class Values:
     def fetch(self) -> None:
         """Copies the model's values to the registered memory. Raises CadreError if the model has changed."""
         self._check_unchanged()
-        self._copy(lambda memory, local, asynchronous: memory.copy_(local, non_blocking=asynchronous))
+        self._copy(Parameter.fetch)
 
     def store(self) -> None:
         """Copies the values of the registered memory to the model."""
-        self._copy(lambda memory, local, asynchronous: local.copy_(memory, non_blocking=asynchronous))
+        self._copy(Parameter.store)
 
     def _check_unchanged(self) -> None:
         """Raises CadreError if the model has other parameters than when it was attached."""
@@ -104,7 +104,7 @@ class Values:
                 "when the model was attached"
             )
 
-    def _copy(self, copy: Any) -> None:
+    def _copy(self, copy: Callable[[Parameter, torch.Tensor, bool], None]) -> None:
         # Copies between pinned memory and a device follow the steps on its current stream. The library
         # uses the memory as soon as this function returns.
         devices = set()
@@ -114,7 +114,7 @@ class Values:
                     continue
                 local = local_of(parameter.tensor)
                 asynchronous = local.device.type == "cuda"
-                copy(parameter.memory.view(local.shape), local, asynchronous)
+                copy(parameter, local, asynchronous)
                 if asynchronous:
                     devices.add(local.device)
         for device in devices:

@@ -127,12 +127,14 @@ class Client:
         """Returns the entries of the run's history with higher numbers than `after` (HistoryReply)."""
         return self._answer(self._library.cadre_client_history(self._handle, run.encode(), after))
 
-    def save(self, run: str, path: str | os.PathLike) -> dict[str, Any]:
+    def save(self, run: str, path: str | os.PathLike, *, dtype: str = "fp32") -> dict[str, Any]:
         """Writes the newest version of the run to a safetensors file; the run goes on meanwhile.
 
+        `dtype` is fp32, the type of the version, or bf16 or fp16, to which the values are rounded.
         Returns its version, step and digest (LocateReply).
         """
-        answer = self._library.cadre_client_pull(self._handle, run.encode(), os.fsencode(path))
+        answer = self._library.cadre_client_pull(
+            self._handle, run.encode(), os.fsencode(path), dtype.encode())
         return self._answer(answer)
 
     def pull(self, run: str) -> dict[str, numpy.ndarray]:

@@ -619,7 +619,8 @@ TEST_F(MachineProgramsTest, ARunOfTheSameNameIsJoined) {
 
 TEST_F(MachineProgramsTest, ARunOfTheSameNameThatHasReachedItsEndIsJoinedOnRequest) {
   cluster_.AddAggregator("agg-0");
-  const std::string run = cluster_.Submit(OpaqueSpec(1), /*join_existing=*/true, /*join_ended=*/true);
+  const std::string run =
+      cluster_.Submit(OpaqueSpec(1), /*join_existing=*/true, /*join_ended=*/true);
   EXPECT_FALSE(cluster_.last_run_ended) << "it is a new one";
   cluster_.AddRank("a", run, 1, 0);
   cluster_.behaviour.train = true;
@@ -672,10 +673,9 @@ TEST_F(MachineProgramsTest, ANameStandsForTheNewestRunThatHasNotEnded) {
               IsError(absl::StatusCode::kFailedPrecondition, "run run-2-test has ended without"));
   v1::EventsRequest events;
   events.set_run("test");
-  for (const v1::ClusterEvent& event : cluster_.machine().Events(events).events()) {
-    EXPECT_EQ(event.run(), second);
-  }
-  EXPECT_GT(cluster_.machine().Events(events).events_size(), 0);
+  const v1::EventsReply of_name = cluster_.machine().Events(events);
+  for (const v1::ClusterEvent& event : of_name.events()) EXPECT_EQ(event.run(), second);
+  EXPECT_GT(of_name.events_size(), 0);
 }
 
 TEST_F(MachineProgramsTest, ANameOfSeveralRunsIsNotEnoughToStopOrDelete) {

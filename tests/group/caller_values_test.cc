@@ -74,6 +74,18 @@ TEST(CallerValuesTest, ParametersAreThoseOfTheRun) {
               HasSubstr("but 'mean' [3] in this program"));
 }
 
+TEST(CallerValuesTest, AVersionReachesWhatTheRankHolds) {
+  std::vector<float> own(6, -1);
+  CallerParameter w{.name = "w", .shape = {2, 3}};
+  w.parts = {{{4, 6}, own.data()}, {{0, 1}, own.data() + 2}};
+  auto made = CallerValues::Make({w, Statistic(Whole("mean", {3}, own.data() + 3))}, Opaque());
+  ASSERT_TRUE(made.ok()) << made.status();
+  std::vector<float> version(9);
+  std::iota(version.begin(), version.end(), 0.0F);
+  made->SetAll(version);
+  EXPECT_THAT(own, ElementsAre(4, 5, 0, 6, 7, 8));
+}
+
 TEST(CallerValuesTest, FrozenParametersHaveNoPositions) {
   v1::Model model = Opaque();
   v1::OpaqueParameter& frozen = *model.mutable_opaque()->add_parameter();

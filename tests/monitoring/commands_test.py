@@ -147,9 +147,10 @@ class CommandsTest(unittest.TestCase):
 
     def test_the_name_of_a_run_stands_for_its_id(self):
         name = self.run_id.split("-", 2)[2]
-        for verb in ("describe", "history", "events", "watch", "wait"):
-            self.assertEqual(self.output(verb, name, "-o", "json", "--quiet"),
-                             self.output(verb, self.run_id, "-o", "json", "--quiet"), verb)
+        for verb in ("history", "events", "wait"):
+            self.assertEqual(self.output(verb, name, "-o", "json"), self.output(verb, self.run_id, "-o", "json"), verb)
+        self.assertEqual(json.loads(self.output("watch", name, "-o", "json"))["run"]["run"], self.run_id)
+        self.assertEqual(json.loads(self.output("describe", name, "-o", "json"))["runs"][0]["run"], self.run_id)
         self.output("wait", name, "--for", "state=done")
         file = pathlib.Path(self.folder.name) / "named.safetensors"
         self.assertEqual(self.call("export", name, "-O", file)[0], 0)

@@ -200,5 +200,98 @@ TEST(Safetensors, ShrinkingFileIsDataLoss) {
               AllOf(HasSubstr(folder / "f"), HasSubstr("conv/bias")));
 }
 
+// The nearest value of the type by trying all of them; of two equally near ones, the one with an
+// even last bit. Requires: `value` is finite and between values of the type.
+uint16_t NearestByTrial(float value, const std::vector<float>& values) {
+  uint16_t nearest = 0;
+  for (uint32_t bits = 0; bits < values.size(); ++bits) {
+    if (!std::isfinite(values[bits]) || std::signbit(values[bits]) != std::signbit(value)) continue;
+    const double distance = std::abs(double{value} - values[bits]);
+    const double best = std::abs(double{value} - values[nearest]);
+    const bool other_sign = std::signbit(values[nearest]) != std::signbit(value);
+    if (other_sign || distance < best || (distance == best && bits % 2 == 0)) {
+      nearest = static_cast<uint16_t>(bits);
+    }
+  }
+  return nearest;
+}
+
+// All values of a type, by their bits, as this reader converts them.
+std::vector<float> AllValues(const std::string& type) {
+  const TemporaryFolder folder;
+  const int64_t count = 1 << 16;
+  std::string header = absl::StrCat(R"({"x":{"dtype":")", type, R"(","shape":[)", count,
+                                    R"(],"data_offsets":[0,)", 2 * count, "]}}");
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = header.size();
+  std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
+  bytes += header;
+  for (uint32_t bits = 0; bits < count; ++bits) {
+    bytes.push_back(static_cast<char>(bits & 0xff));
+    bytes.push_back(static_cast<char>(bits >> 8));
+  }
+  EXPECT_TRUE(WriteFileAtomically(folder / "all", bytes).ok());
+  auto file = SafetensorsFile::Open(folder / "all");
+  EXPECT_TRUE(file.ok()) << file.status();
+  std::vector<float> values(count);
+  EXPECT_TRUE(file->Read(file->tensors()[0], 0, values).ok());
+  return values;
+}
+
+TEST(SafetensorsTest, ValuesAreRoundedToNearest) {
+  const TemporaryFolder folder;
+  for (const auto& [type, name] : {std::pair(FloatType::kBF16, "BF16"), {FloatType::kF16, "F16"}}) {
+    const std::vector<float> all = AllValues(name);
+    std::vector<float> values = {0.0F, -0.0F, INFINITY, -INFINITY, NAN};
+    const uint16_t infinity = type == FloatType::kBF16 ? 0x7f80 : 0x7c00;
+    // Values of the type, the middles between them, and what is next to these: of subnormal and of
+    // normal numbers, and the largest ones.
+    for (uint32_t bits : {0U, 1U, 2U, 0x3ffU, 0x400U, 0x7fU, 0x80U, 0x3c00U, 0x3f80U, 0x3f81U,
+                          0x4248U, infinity - 2U}) {
+      for (const uint32_t sign : {0U, 0x8000U}) {
+        const float low = all[bits | sign];
+        const float middle = low + (all[(bits + 1) | sign] - low) / 2;
+        for (const float value : {low, middle, std::nextafter(middle, 0.0F),
+                                  std::nextafter(middle, 2 * middle)}) {
+          values.push_back(value);
+        }
+      }
+    }
+    const std::vector<NamedShape> tensors = {{"x", Shape({std::ssize(values)})}};
+    ASSERT_TRUE(WriteSafetensors(folder / "f", tensors, values, TorchMetadata(), type).ok());
+    auto file = SafetensorsFile::Open(folder / "f");
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->metadata().at("format"), "pt");
+    ASSERT_EQ(file->tensors()[0].type, name);
+    std::vector<float> read(values.size());
+    ASSERT_TRUE(file->Read(file->tensors()[0], 0, read).ok());
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (std::isnan(values[i])) {
+        EXPECT_TRUE(std::isnan(read[i]));
+      } else if (std::isinf(values[i])) {
+        EXPECT_EQ(read[i], values[i]);
+      } else {
+        const float expected = all[NearestByTrial(values[i], all)];
+        EXPECT_EQ(std::bit_cast<uint32_t>(read[i]), std::bit_cast<uint32_t>(expected))
+            << values[i] << " as " << name;
+      }
+    }
+  }
+}
+
+TEST(SafetensorsTest, ValuesThatATypeCannotHoldAreRefused) {
+  const TemporaryFolder folder;
+  const std::vector<NamedShape> tensors = {{"v", Shape({2})}, {"w", Shape({2})}};
+  const std::vector<float> values = {1, 65519, 2, -65520};
+  const absl::Status status =
+      WriteSafetensors(folder / "f", tensors, values, {}, FloatType::kF16);
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("element 1 of tensor 'w' is -65520, which is too large for F16"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "f"));
+  EXPECT_TRUE(WriteSafetensors(folder / "f", tensors, values, {}, FloatType::kBF16).ok());
+  EXPECT_FALSE(ParseFloatType("float").ok());
+}
+
 }  // namespace
 }  // namespace cadre
