@@ -150,10 +150,10 @@ CADRE_API int32_t cadre_group_step(cadre_group* group);
  * may be the last one before a boundary. */
 CADRE_API void cadre_group_report_loss(cadre_group* group, double loss);
 /* A metric of one or more steps, for status and history; optional. The mean of those of rank 0
- * since the last boundary counts; of "rate", the learning rate, the last value. `name`: 1 to 64 of a-z,
- * 0-9, '_', '.', '/', '-'; a group has at most 32. Returns 0, or CADRE_ERROR: the error, like every
- * one, ends the group, and names the metric. Of metrics and losses, values that are not finite do
- * not count; they are logged at the next boundary, once for each name. */
+ * since the last boundary counts; of "rate", the learning rate, the last value. `name`: 1 to 64 of
+ * a-z, 0-9, '_', '.', '/', '-'; a group has at most 32. Returns 0, or CADRE_ERROR: the error, like
+ * every one, ends the group, and names the metric. Of metrics and losses, values that are not
+ * finite do not count; they are logged at the next boundary, once for each name. */
 CADRE_API int32_t cadre_group_report_metric(cadre_group* group, const char* name, double value);
 /* Tokens that one or more steps have trained; optional. Those of rank 0 count, so they are the
  * tokens of all ranks of the group. Returns 0, or CADRE_ERROR for more than 2^48. */

@@ -1,4 +1,4 @@
-// What groups report of their training (losses, tokens, metrics) in the coordinator's state machine.
+// What groups report of their training in the coordinator's state machine: losses, tokens, metrics.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -58,7 +58,9 @@ TEST(TrainingMetricsTest, MeansAreFiniteAndLimited) {
   for (int group = 0; group < 2; ++group) {
     v1::TrainingMetrics one;
     (*one.mutable_mean())["a"] = large;
-    for (int i = 1; i < kMaxMetrics; ++i) (*one.mutable_mean())[absl::StrCat("m", group, "/", i)] = i;
+    for (int i = 1; i < kMaxMetrics; ++i) {
+      (*one.mutable_mean())[absl::StrCat("m", group, "/", i)] = i;
+    }
     means.Add(one, 1);
   }
   const v1::TrainingMetrics result = means.Result();
