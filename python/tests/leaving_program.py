@@ -12,12 +12,6 @@ import torch
 import cadre
 
 
-def end_loop(group: cadre.Group) -> None:
-    """Ends the loop as the library's interface has it. Raises RunEnded."""
-    group._library.cadre_group_finish(group._handle)
-    group._boundary(None)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--coordinator", required=True)
@@ -54,7 +48,8 @@ def main() -> None:
                     options.pause_at = -1
                     time.sleep(options.pause)
                 if group.step == end_at:
-                    end_loop(group)
+                    group.finish()
+                    break
                 time.sleep(options.slow)
                 optimizer.zero_grad()
                 model(torch.ones(1, 4)).sum().backward()

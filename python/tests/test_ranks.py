@@ -55,7 +55,7 @@ def test_rank_that_leaves_ends_the_program(cluster: Cluster) -> None:
     program.succeed(60)
     lines = {line["rank"]: line for line in program.lines()}
     assert lines[1]["step"] == 20
-    assert "rank 1 of this program has left: the program has ended its loop" in lines[0]["error"]
+    assert "rank 1 of this program has left: its part is done" in lines[0]["error"]
 
 
 def test_killed_rank_is_named_and_ends_the_program(cluster: Cluster) -> None:
