@@ -619,20 +619,24 @@ TEST_F(MachineProgramsTest, ARunOfTheSameNameIsJoined) {
 
 TEST_F(MachineProgramsTest, ARunOfTheSameNameThatHasReachedItsEndIsJoinedOnRequest) {
   cluster_.AddAggregator("agg-0");
-  const std::string run =
-      cluster_.Submit(OpaqueSpec(1), /*join_existing=*/true, /*join_ended=*/true);
+  v1::RunSpec spec = OpaqueSpec(1);
+  spec.mutable_model()->mutable_opaque()->set_test_samples(kTestSamples);
+  spec.mutable_checkpoint()->set_from("/model.safetensors");
+  const std::string run = cluster_.Submit(spec, /*join_existing=*/true, /*join_ended=*/true);
   EXPECT_FALSE(cluster_.last_run_ended) << "it is a new one";
   cluster_.AddRank("a", run, 1, 0);
   cluster_.behaviour.train = true;
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
   ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
-  EXPECT_EQ(cluster_.Submit(OpaqueSpec(1), true, /*join_ended=*/true), run);
+  EXPECT_EQ(cluster_.Submit(spec, true, /*join_ended=*/true), run);
   EXPECT_TRUE(cluster_.last_run_ended);
-  EXPECT_EQ(cluster_.Submit(OpaqueSpec(2), true, /*join_ended=*/true), "");
+  v1::RunSpec other = spec;
+  other.mutable_cluster()->set_groups(2);
+  EXPECT_EQ(cluster_.Submit(other, true, /*join_ended=*/true), "");
   EXPECT_THAT(std::string(cluster_.last_status.message()), HasSubstr("cluster.groups: 1 -> 2"));
-  const std::string second = cluster_.Submit(OpaqueSpec(1), /*join_existing=*/true);
+  const std::string second = cluster_.Submit(spec, /*join_existing=*/true);
   EXPECT_NE(second, run) << "ended runs are not joined unless it is requested";
-  EXPECT_EQ(cluster_.Submit(OpaqueSpec(1), true, true), second) << "the run that has not ended";
+  EXPECT_EQ(cluster_.Submit(spec, true, true), second) << "the run that has not ended";
   EXPECT_FALSE(cluster_.last_run_ended);
 }
 
@@ -658,7 +662,8 @@ TEST_F(MachineProgramsTest, ANameStandsForTheNewestRunThatHasNotEnded) {
   };
   EXPECT_EQ(run_of_status(), second);
   request.set_page_token("group 1 0");
-  EXPECT_EQ(run_of_status(), first) << "a later page is of the run of the first one";
+  EXPECT_EQ(cluster_.machine().Status(cluster_.now(), request)->groups(0).run(), first)
+      << "a later page is of the run of the first one";
   request.clear_page_token();
   cluster_.StopRun(second);
   EXPECT_EQ(run_of_status(), first);
