@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from cadre.loggers import values_of
 def test_tensorboard_and_mlflow_open_the_history(cluster: Cluster, tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     tracking = pytest.importorskip("mlflow.tracking")
-    text = spec("logged", groups=1, evaluation={"every_steps": 20})
+    text = json.dumps({**json.loads(spec("logged", groups=1)), "evaluation": {"every_steps": 20}})
     program = cluster.start("p", "program.py", "--spec", text, "--evaluate")
     store = f"file://{tmp_path / 'mlflow'}"
     logger = subprocess.Popen(
