@@ -228,13 +228,14 @@ class Group(TrainingState):
                 self._load_last_version()
             else:
                 self._join()
+            self._raises = raises
+            if not self._ended:
+                self._hooks = JointSteps(self._optimizers, self._after_step)
+                self._follow(self.step)
         except BaseException:
             self.close("could not begin")
             raise
-        self._raises = raises
         if not self._ended:
-            self._hooks = JointSteps(self._optimizers, self._after_step)
-            self._follow(self.step)
             _log.info("run %s: group %d of %d trains from step %d, version %d", self.run, self.group,
                       self.groups, self.step, self.version)
         elif self._leaving:

@@ -108,10 +108,13 @@ class JointSteps:
         self._stepped = stepped
         self._missing = set(range(len(optimizers)))
         self._count = len(optimizers)
-        self._hooks = [
-            StepHooks(optimizer, functools.partial(self._on_step, number))
-            for number, optimizer in enumerate(optimizers)
-        ]
+        self._hooks: list[StepHooks] = []
+        try:
+            for number, optimizer in enumerate(optimizers):
+                self._hooks.append(StepHooks(optimizer, functools.partial(self._on_step, number)))
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         for hooks in self._hooks:
