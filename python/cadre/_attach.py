@@ -429,6 +429,9 @@ class Group(TrainingState):
 
     def current_sequence(self) -> Sequence:
         """The sample positions of the group from the next step on."""
+        if self._run_ended:
+            # Trainers take a batch before they look whether training has ended.
+            return Sequence(0, self._ranks, 1)
         state = self._state()
         if state.groups == 0:
             raise CadreError("the group has not begun, so it has no sample positions yet; iterate over the "

@@ -40,7 +40,7 @@ def test_tensorboard_and_mlflow_open_the_history(
     accumulator.Reload()
     scalars = {tag: {event.step: event.value for event in accumulator.Scalars(tag)}
                for tag in accumulator.Tags()["scalars"]}
-    losses = {int(commit["step"]): commit["loss"] for commit in commits if commit["loss"] is not None}
+    losses = {int(commit["step"]): commit["loss"] for commit in commits if commit.get("loss") is not None}
     assert scalars["train/loss"] == pytest.approx(losses)
     assert scalars["cadre/version"] == {int(commit["step"]): int(commit["version"]) for commit in commits}
     assert len(scalars["eval/accuracy"]) >= 2
