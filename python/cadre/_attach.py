@@ -38,8 +38,7 @@ _log = logging.getLogger("cadre")
 _POLL = 0.2
 # Characters of the reason that the coordinator receives.
 _MAX_REASON = 200
-# Turns of a loop without a step, which are more than those in which gradients are accumulated, or in
-# which GradScaler finds its scale.
+# Turns of a loop without a step: more than accumulate gradients, or in which GradScaler finds its scale.
 _MAX_TURNS = 1000
 
 
@@ -440,7 +439,7 @@ class Group(TrainingState):
 
     @property
     def sequence(self) -> Sequence | None:
-        """The positions with which training continues; another object after they have moved."""
+        """The positions of the next steps; another object after they have moved."""
         return self._sequence
 
     @property
@@ -480,9 +479,7 @@ class Group(TrainingState):
         method `skip` is used at the beginning if it has one. `shuffle`: default True, except for such
         sources. Workers of a DataLoader share the samples. `seed`, `part`: as in `sampler`.
         """
-        indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
-        return PositionDataset(self, source, part or (self._rank, self._ranks), seed=seed,
-                               shuffle=indexed if shuffle is None else shuffle)
+        return PositionDataset(self, source, part or (self._rank, self._ranks), seed=seed, shuffle=shuffle)
 
     # ---- Reports
 

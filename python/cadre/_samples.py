@@ -103,7 +103,7 @@ class PositionDataset(torch.utils.data.IterableDataset):
     which the loader's iterator was made.
     """
 
-    def __init__(self, group: Positioned, source: Any, part: tuple[int, int], *, shuffle: bool,
+    def __init__(self, group: Positioned, source: Any, part: tuple[int, int], *, shuffle: bool | None,
                  seed: int) -> None:
         self._group: Positioned | None = group
         self._begin: Sequence | None = None
@@ -113,7 +113,8 @@ class PositionDataset(torch.utils.data.IterableDataset):
         if not indexed and shuffle:
             raise CadreError(f"{type(source).__name__} can only be read in order; pass shuffle=False, and "
                              "shuffle within it")
-        self._order = Order(len(source), shuffle=shuffle, seed=seed) if indexed else None
+        # By default, a source that can be shuffled is.
+        self._order = Order(len(source), shuffle=shuffle is not False, seed=seed) if indexed else None
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process that is not forked has no group.

@@ -44,8 +44,7 @@ class Attachment:
 
     def dataset(self, source: Any, *, shuffle: bool | None = None, seed: int = 0) -> PositionDataset:
         """As Group.dataset, for a trainer that divides the samples of an iterable data set among ranks."""
-        indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
-        return PositionDataset(self, source, (0, 1), seed=seed, shuffle=indexed if shuffle is None else shuffle)
+        return PositionDataset(self, source, (0, 1), seed=seed, shuffle=shuffle)
 
     @property
     def sequence(self) -> Sequence | None:
