@@ -284,8 +284,12 @@ class Group(TrainingState):
         if self._handle is not None and not self._ended and self._hooks is not None:
             self._finishing = True
             self._raises = False
-            self._check(self._library.cadre_group_finish(self._handle))
-            self._boundary(None)
+            try:
+                self._check(self._library.cadre_group_finish(self._handle))
+                self._boundary(None)
+            except BaseException as error:
+                self.close(_reason_of(type(error), error))
+                raise
         self.close("the program has ended its loop")
         if self._leaving:
             raise SystemExit(128 + signal.SIGTERM)

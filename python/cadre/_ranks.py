@@ -21,7 +21,7 @@ def ranks_of_program() -> tuple[int, int]:
 
 
 def made_by_rank_0(make: Callable[[], Made]) -> Made:
-    """What rank 0 has made, on all ranks. Raises its CadreError or OSError on all ranks."""
+    """What rank 0 has made, on all ranks. Raises its error on all ranks."""
     rank, ranks = ranks_of_program()
     made: list[Any] = [None]
     if rank == 0:
@@ -29,6 +29,9 @@ def made_by_rank_0(make: Callable[[], Made]) -> Made:
             made = [make()]
         except (CadreError, OSError, ValueError) as error:
             made = [error]
+        except Exception as error:
+            # The other ranks need not be able to read it.
+            made = [CadreError(f"{type(error).__name__}: {error}")]
     if ranks > 1:
         torch.distributed.broadcast_object_list(made, src=0)
     if isinstance(made[0], Exception):

@@ -72,7 +72,8 @@ class Order:
         if not self._shuffle:
             return index
         if epoch not in self._permutations:
-            self._permutations.pop(epoch - 2, None)
+            for old in [one for one in self._permutations if one < epoch - 1]:
+                del self._permutations[old]
             generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
             self._permutations[epoch] = torch.randperm(self._samples, generator=generator)
         return int(self._permutations[epoch][index])
@@ -100,7 +101,8 @@ class PositionDataset(torch.utils.data.IterableDataset):
     """The samples of a group, or of one rank's part of them, without an end.
 
     A loader's workers divide them. They have a copy of this object, so they continue from the step at
-    which the loader's iterator was made.
+    which the loader's iterator was made, as a source that can only be read in order does. Without
+    workers, an indexed source follows the positions when they move.
     """
 
     def __init__(self, group: Positioned, source: Any, part: tuple[int, int], *, shuffle: bool | None,
@@ -131,9 +133,11 @@ class PositionDataset(torch.utils.data.IterableDataset):
         number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         positions = self._start().positions(*self._part)
         chosen = (position for turn, position in enumerate(positions) if turn % workers == number)
-        if self._order is not None:
-            return (self._source[self._order[position]] for position in chosen)
-        return self._read(chosen)
+        if self._order is None:
+            return self._read(chosen)
+        if worker is None and self._group is not None:
+            return (self._source[index] for index in PositionSampler(self._group, self._order, self._part))
+        return (self._source[self._order[position]] for position in chosen)
 
     def _read(self, positions: Iterator[int]) -> Iterator[Any]:
         """The samples at ascending positions of a source that can only be read in order."""
@@ -184,6 +188,8 @@ def endless_batches(loader: Any, group: Positioned) -> Iterator[Any]:
     A loader that follows the positions begins anew when they have moved.
     """
     follows = follows_positions(loader)
+    if follows and isinstance(loader.dataset, PositionDataset) and getattr(loader, "persistent_workers", False):
+        raise CadreError("persistent workers keep the positions of their start; pass persistent_workers=False")
     passes = 0
     while True:
         if hasattr(getattr(loader, "sampler", None), "set_epoch"):

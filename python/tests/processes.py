@@ -15,6 +15,8 @@ import cadre
 
 _BIN = Path(os.environ["CADRE_BIN"])
 _HERE = Path(__file__).parent
+# Programs see the packages of the system only if the tests do (tests/group/CMakeLists.txt).
+PYTHON = [sys.executable, *(["-S"] if sys.flags.no_site else [])]
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
@@ -108,7 +110,7 @@ class Cluster:
         environment: dict[str, str] | None = None,
     ) -> Program:
         path = str(_HERE / script)
-        launch = [sys.executable, path]
+        launch = [*PYTHON, path]
         if ranks > 1:
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                       f"--nproc-per-node={ranks}", path]

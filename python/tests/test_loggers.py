@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import Cluster
+from processes import PYTHON, Cluster
 from test_groups import spec
 
 import cadre
@@ -26,7 +25,7 @@ def test_tensorboard_and_mlflow_open_the_history(
     program = cluster.start("p", "program.py", "--spec", text, "--evaluate")
     store = f"file://{tmp_path / 'mlflow'}"
     logger = subprocess.Popen(
-        [sys.executable, "-m", "cadre.loggers", "logged", "--coordinator", cluster.address, "--insecure",
+        [*PYTHON, "-m", "cadre.loggers", "logged", "--coordinator", cluster.address, "--insecure",
          "--interval", "0.2", "--tensorboard", tmp_path / "events", "--mlflow", store, "--wait", "60"],
         stdout=subprocess.PIPE, text=True)
     program.succeed()
@@ -65,7 +64,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_a_run_that_does_not_exist_is_named(cluster: Cluster) -> None:
-    command = [sys.executable, "-m", "cadre.loggers", "none", "--coordinator", cluster.address, "--insecure"]
+    command = [*PYTHON, "-m", "cadre.loggers", "none", "--coordinator", cluster.address, "--insecure"]
     failed = subprocess.run([*command, "--tensorboard", "unused"], capture_output=True, text=True)
     assert failed.returncode == 1
     assert "error: " in failed.stderr and "none" in failed.stderr

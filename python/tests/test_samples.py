@@ -157,3 +157,18 @@ def test_other_loaders_are_passed_through_again_and_again() -> None:
     assert take(batches, 5) == [1, 2, 1, 2, 1]
     with pytest.raises(CadreError, match="the loader has no batches"):
         next(endless_batches([], FakeGroup()))
+
+
+def test_data_set_without_workers_moves_with_the_group() -> None:
+    group = FakeGroup(groups=2)
+    samples = iter(PositionDataset(group, range(1000), (0, 1), shuffle=False, seed=0))
+    assert next(samples) == 0
+    group.move(10)
+    assert take(samples, 5) == [80, 81, 82, 83, 88]
+
+
+def test_persistent_workers_are_refused() -> None:
+    dataset = PositionDataset(FakeGroup(), range(8), (0, 1), shuffle=False, seed=0)
+    loader = torch.utils.data.DataLoader(dataset, num_workers=1, persistent_workers=True)
+    with pytest.raises(CadreError, match="pass persistent_workers=False"):
+        next(endless_batches(loader, FakeGroup()))

@@ -55,7 +55,9 @@ class CadreCallback(Attachment, lightning.Callback):
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
-            group.report(loss=loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            # The trainer has divided it by the number of batches whose gradients it accumulates.
+            scale = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            group.report(loss=scale * (loss.detach() if isinstance(loss, torch.Tensor) else loss))
         # Before the trainer validates and saves.
         if not group.ended and 0 <= trainer.max_steps <= trainer.global_step:
             group.finish()
@@ -69,5 +71,9 @@ class CadreCallback(Attachment, lightning.Callback):
     def on_exception(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
     ) -> None:
-        if self.group is not None:
-            self.group.close(f"{type(exception).__name__}: {exception}"[:200])
+        if self.group is None:
+            return
+        # The trainer's own answer to SIGTERM, without an exit code.
+        if type(exception).__name__ == "SIGTERMException":
+            self.group.finish()
+        self.group.close(f"{type(exception).__name__}: {exception}"[:200])
