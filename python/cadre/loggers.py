@@ -102,7 +102,9 @@ def entries(client: Client, run: str, *, interval: float = 5.0) -> Iterator[dict
     """Yields the entries of the run's history, until it has ended."""
     after = 0
     while True:
-        ended = client.run_status(run)["state"] in ENDED
+        status = client.run_status(run)
+        run = status["run"]  # its name may stand for a newer run later
+        ended = status["state"] in ENDED
         while found := client.history(run, after=after)["entries"]:
             yield from found
             after = int(found[-1]["number"])

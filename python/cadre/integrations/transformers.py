@@ -28,7 +28,10 @@ class CadreCallback(Attachment, TrainerCallback):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        # What the trainer counted when it logged last, and the steps that it has made since.
         self._tokens = 0
+        self._logged_step = 0
+        self._steps = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -38,6 +41,7 @@ class CadreCallback(Attachment, TrainerCallback):
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         group = self.begin(kwargs["model"], kwargs["optimizer"], batch=batch, steps=state.max_steps)
         self._tokens = int(state.num_input_tokens_seen or 0)
+        self._logged_step = state.global_step
         if kwargs.get("lr_scheduler") is not None and not group.ended:
             group.follow(kwargs["lr_scheduler"])
         state.global_step = group.step
@@ -46,9 +50,15 @@ class CadreCallback(Attachment, TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        if self.group is None:
+            return
         # The trainer makes a first step in any case; the model of a run that has ended must not change.
-        if self.group is not None and self.group.ended:
+        if self.group.ended:
             kwargs["optimizer"].zero_grad(set_to_none=True)
+        seen = int(state.num_input_tokens_seen or 0)
+        if seen > self._tokens:
+            self.group.report(tokens=seen - self._tokens)
+            self._tokens = seen
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -56,6 +66,7 @@ class CadreCallback(Attachment, TrainerCallback):
         group = self.group
         if group is None:
             return
+        self._steps += 1
         # Before the trainer evaluates, saves, or loads the best of its checkpoints.
         if not group.ended and (group.step >= state.max_steps or control.should_training_stop):
             group.finish()
@@ -69,11 +80,14 @@ class CadreCallback(Attachment, TrainerCallback):
     ) -> None:
         if self.group is None or logs is None or "loss" not in logs:
             return
-        seen = int(state.num_input_tokens_seen or 0)
+        # The trainer has divided the sum of its losses by the steps of the run since its last entry, which
+        # are not those that it has made if the group began late or lost steps.
+        counted = state.global_step - self._logged_step
+        if self._steps > 0 and counted != self._steps:
+            logs["loss"] = float(logs["loss"]) * counted / self._steps
+        self._logged_step, self._steps = state.global_step, 0
         metrics = {"gradient_norm": logs["grad_norm"]} if "grad_norm" in logs else {}
-        self.group.report(loss=float(logs["loss"]), tokens=seen - self._tokens or None,
-                          rate=logs.get("learning_rate"), **metrics)
-        self._tokens = seen
+        self.group.report(loss=float(logs["loss"]), rate=logs.get("learning_rate"), **metrics)
         logs["cadre/version"] = self.group.version
         logs["cadre/discarded_steps"] = self.group.discarded_steps
 
