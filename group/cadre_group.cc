@@ -69,7 +69,7 @@ struct cadre_group {
   cadre::CallerTrainer* trainer = nullptr;
   std::unique_ptr<cadre::GroupMember> member;
   absl::Status status;
-  // Of cadre_group_load.
+  // The state and the run of the version that cadre_group_load has read.
   cadre_group_state loaded = {};
   std::string loaded_run;
   // Whether the program has asked to leave, and whether it has ended its loop.
@@ -131,6 +131,8 @@ cadre_group* cadre_group_open(const cadre_group_options* options) {
   if (options->listen != nullptr) member.listen = options->listen;
   member.advertise = OrEmpty(options->advertise);
   if (options->dial_seconds > 0) member.dial_timeout = absl::Seconds(options->dial_seconds);
+  member.drains_within = options->notice_seconds > 0 ? absl::Seconds(options->notice_seconds)
+                                                     : absl::InfiniteDuration();
   auto credentials = cadre::Credentials::FromFlags(OrEmpty(options->tls), options->insecure != 0,
                                                    cadre::Role::kWorker);
   if (credentials.ok()) {
@@ -222,7 +224,6 @@ int32_t cadre_group_join(cadre_group* group) try {
     return trainer;
   };
   group->options.ended = [group] { group->handoff.End(); };
-  group->options.drains_itself = true;
   auto member = cadre::GroupMember::Start(group->options);
   if (!member.ok()) {
     group->trainer = nullptr;
@@ -317,6 +318,7 @@ void cadre_group_get_state(const cadre_group* group, cadre_group_state* state) {
   state->evaluate_begin = program.evaluate.begin;
   state->evaluate_end = program.evaluate.end;
   state->connected = group->member != nullptr && group->member->connected() ? 1 : 0;
+  state->drained = group->member != nullptr && group->member->drain_requested() ? 1 : 0;
 }
 
 const char* cadre_group_run(const cadre_group* group) {

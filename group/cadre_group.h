@@ -71,6 +71,8 @@ typedef struct {
   /* Test samples that the program evaluates, as in the model of the run; 0: it does not evaluate.
    */
   uint64_t test_samples;
+  /* How long the program may take to leave when the coordinator drains it; 0: no limit. */
+  double notice_seconds;
 } cadre_group_options;
 
 enum {
@@ -107,6 +109,8 @@ typedef struct {
   /* After CADRE_EVALUATE: the test samples [begin, end) to evaluate. */
   uint64_t evaluate_begin;
   uint64_t evaluate_end;
+  /* Whether the coordinator has drained the program: CADRE_ENDED then follows before the run's end. */
+  int32_t drained;
 } cadre_group_state;
 
 /* Never null; an error is returned by the functions that follow. */

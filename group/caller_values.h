@@ -65,7 +65,7 @@ class CallerValues {
   // What this rank owns, in parameter order. Requires: Divide.
   const std::vector<Owned>& owned() const { return owned_; }
 
-  // Of the copies of values that other ranks hold, too. Requires: Divide.
+  // Bytes of the copies of values that other ranks hold, too. Requires: Divide.
   int64_t CopiedBytes() const;
 
   // The program's values were fetched: copies what this rank owns of the values that other ranks

@@ -197,7 +197,8 @@ void GroupMember::OnMessage(const v1::CoordinatorMessage& message) {
 void GroupMember::OnDrain(const v1::Drain& drain) {
   LOG(INFO) << "drained by the coordinator";
   drain_seconds_ = drain.seconds();
-  if (options_.drains_itself && Drain(drain_time().value_or(absl::InfiniteDuration()))) return;
+  const std::optional<absl::Duration> own = options_.drains_within;
+  if (own.has_value() && Drain(drain_time().value_or(*own))) return;
   if (options_.ended) options_.ended();
 }
 

@@ -85,11 +85,12 @@ class GroupMember {
     absl::Duration exchange_silence = absl::Seconds(90);
     // Whether the member ends with the run for which it was started.
     bool exit_when_done = false;
-    // Whether it begins to leave by itself when the coordinator drains it.
-    bool drains_itself = false;
+    // Set: it begins to leave by itself when the coordinator drains it, within this time unless the
+    // coordinator names another.
+    std::optional<absl::Duration> drains_within;
     // Called from a thread of the member when it can no longer train, see end(), when it may leave
-    // after Drain, once when the coordinator drains it, unless it drains itself and has something
-    // to finish, and, with `exit_when_done`, when a run has ended. Optional.
+    // after Drain, once when the coordinator drains it, unless it has `drains_within` and
+    // something to finish, and, with `exit_when_done`, when a run has ended. Optional.
     std::function<void()> ended;
     // Makes the trainer, before the member joins.
     std::function<absl::StatusOr<std::unique_ptr<GenerationTrainer>>()> make_trainer;

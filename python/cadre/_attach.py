@@ -140,6 +140,7 @@ class Group(TrainingState):
             advertise=_library.encode(advertise),
             dial_seconds=timeout or 30.0,
             test_samples=test_samples,
+            notice_seconds=self._notice,
         )
         self._handle = self._library.cadre_group_open(ctypes.byref(options))
         try:
@@ -368,6 +369,8 @@ class Group(TrainingState):
                 return self._continue_from(before)
             elif task == _library.ENDED:
                 self._report_lost(before)
+                # A drain has the effect of SIGTERM, unless the program was ending its loop itself.
+                self._leaving |= bool(self._state().drained) and not self._finishing
                 raises = self._raises
                 self._end()
                 if raises:

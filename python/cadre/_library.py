@@ -27,6 +27,7 @@ class GroupOptions(ctypes.Structure):
         ("advertise", ctypes.c_char_p),
         ("dial_seconds", ctypes.c_double),
         ("test_samples", ctypes.c_uint64),
+        ("notice_seconds", ctypes.c_double),
     ]
 
 
@@ -49,6 +50,7 @@ class GroupState(ctypes.Structure):
         ("connected", ctypes.c_int32),
         ("evaluate_begin", ctypes.c_uint64),
         ("evaluate_end", ctypes.c_uint64),
+        ("drained", ctypes.c_int32),
     ]
 
 

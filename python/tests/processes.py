@@ -101,6 +101,13 @@ class Cluster:
         self._processes.append(process)
         return process
 
+    def drain(self, program: Program) -> None:
+        """Has the coordinator ask the program to leave."""
+        workers = [worker["name"] for worker in self.client.status()["workers"]]
+        (name,) = [worker for worker in workers if worker.endswith(f"-{program.process.pid}")]
+        subprocess.run([_BIN / "cadre", "drain", name, "--insecure", f"--coordinator={self.address}"],
+                       check=True, capture_output=True)
+
     def start_worker(self, name: str = "native", *flags: str) -> subprocess.Popen:
         return self._start_daemon(name, "cadre-worker", f"--coordinator={self.address}",
                                   "--listen=127.0.0.1:0", f"--name={name}", "--threads=1", *flags)

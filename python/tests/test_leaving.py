@@ -72,12 +72,16 @@ def test_terminated_program_contributes_after_its_step(cluster: Cluster) -> None
     end_run(cluster, stays)
 
 
-def test_terminated_program_that_is_alone_makes_a_version(cluster: Cluster) -> None:
+@pytest.mark.parametrize("asked_by", ["signal", "coordinator"])
+def test_terminated_program_that_is_alone_makes_a_version(cluster: Cluster, asked_by: str) -> None:
     text = spec(groups=1, steps=ENDLESS, every_steps=500)
     leaves = cluster.start("leaves", "leaving_program.py", "--spec", text, "--slow", "0.05",
                            environment={"CADRE_PREEMPTION_SECONDS": "10"})
     wait_for(lambda: trained(leaves) > 20, "steps")
-    leaves.process.send_signal(signal.SIGTERM)
+    if asked_by == "signal":
+        leaves.process.send_signal(signal.SIGTERM)
+    else:
+        cluster.drain(leaves)
     assert leaves.wait(30) == 128 + signal.SIGTERM, leaves.err.read_text()
     assert run_of(cluster)["version"] == 2
     assert trained(leaves) <= run_of(cluster)["step"] <= trained(leaves) + 1
