@@ -29,7 +29,8 @@ class Exact(torch.nn.Module):
                 parameter.copy_((parameter * 64).round() / 64)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self.first(inputs), self.second(inputs)], dim=1)
+        parts = [part(inputs) for part in (self.first, self.second) if part is not None]
+        return torch.cat(parts, dim=1)
 
 
 def shard(model: torch.nn.Module, first: torch.nn.Module, layout: str) -> None:
@@ -89,6 +90,7 @@ def main() -> None:
     parser.add_argument("--freeze", action="store_true", help="freezes a weight")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--ddp", action="store_true")
+    parser.add_argument("--pipeline", action="store_true", help="each of two ranks has a part of the exact model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nan-at", type=int, default=0)
     parser.add_argument("--resize-at", type=int, default=0)
@@ -97,14 +99,17 @@ def main() -> None:
     parser.add_argument("--name")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    ranks = options.fsdp is not None or options.ddp
+    ranks = options.fsdp is not None or options.ddp or options.pipeline
     if ranks:
         torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank() if ranks else 0
     size = torch.distributed.get_world_size() if ranks else 1
-    # Ranks of tensor parallelism have the same samples.
+    # Ranks of tensor parallelism and of a pipeline have the same samples.
     part, parts = (rank // 2, size // 2) if options.fsdp == "tensor" else (rank, size)
     model = make_model(options)
+    if options.pipeline:
+        part, parts = 0, 1
+        setattr(model, "second" if rank == 0 else "first", None)
     if options.ddp:
         model = torch.nn.parallel.DistributedDataParallel(model)
     if options.exact:
@@ -126,7 +131,7 @@ def main() -> None:
 
     test = {"evaluate": evaluate, "test_samples": 500} if options.evaluate else {}
     with cadre.attach(model, optimizer, coordinator=options.coordinator, run=run, insecure=True,
-                      timeout=90, name=options.name, **test) as group:
+                      timeout=90, name=options.name, pipeline=options.pipeline, **test) as group:
         while True:
             if group.version != seen and rank == 0:
                 seen = group.version

@@ -38,6 +38,12 @@ def test_placements_equal_one_process(cluster: Cluster) -> None:
     assert versions_of(cluster, "tensor", 4, "--fsdp=tensor") == one
 
 
+@pytest.mark.parametrize("averaging", [{}, CODED], ids=["fp32", "coded"])
+def test_ranks_of_a_pipeline_equal_one_process(cluster: Cluster, averaging: dict) -> None:
+    one = versions_of(cluster, "one", 1, **averaging)
+    assert versions_of(cluster, "pipeline", 2, "--pipeline", **averaging) == one
+
+
 @pytest.mark.parametrize(("when", "where"), [("first", ""), ("later", "step 7: .*; version 1 is kept")])
 def test_ranks_with_different_values_are_refused(cluster: Cluster, when: str, where: str) -> None:
     program = cluster.start("p", "rank_program.py", "--spec", spec(groups=1), "--differ", when, ranks=2)
