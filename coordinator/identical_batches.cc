@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kWhat[] = " have trained on identical batches";
 
-// Of shares with unknown sums nothing is known.
+// Contributions with unknown sums (NaN) do not count as equal.
 bool AreContributionsEqual(const v1::CommitRecord& commit) {
   double variance = 0;
   double displacement = 0;

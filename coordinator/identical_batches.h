@@ -3,7 +3,7 @@
 // one of them. The batches of networks that Cadre trains differ by construction.
 //
 // Two signs: the contributions of a round are equal, although they have moved the model; or the mean
-// losses of two groups are equal, bit for bit, in several rounds in succession. By chance the latter
+// losses of two groups are equal, bit for bit, in several successive rounds. By chance the latter
 // is likely only for rounded losses in a single round.
 //
 // Thread-compatible.
@@ -31,8 +31,8 @@ class IdenticalBatches {
                                  const std::function<bool(uint32_t group)>& is_program);
 
  private:
-  // Of two groups: rounds in succession with equal losses, whether these have changed, and the
-  // newest.
+  // The successive rounds in which two groups had equal losses, whether these have changed, and the
+  // newest one.
   struct Equal {
     int rounds = 0;
     bool changed = false;

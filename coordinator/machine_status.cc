@@ -52,7 +52,7 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
   if (!first && !in_groups && !in_members) {
     return absl::InvalidArgumentError("page_token: no reply contained this token");
   }
-  // Of the later pages, a name means the run of the first one.
+  // A name stands for the same run on the later pages as on the first one.
   const auto paged = in_groups ? runs_.find(first_run) : runs_.end();
   const Run* const only = request.run().empty() ? nullptr
                           : paged != runs_.end() ? &paged->second

@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// Of runs that train on tokens, and metrics that programs report.
+// Series of runs that train on tokens, and the metrics that programs report.
 void CollectTokens(const v1::RunStatus& run, const Metrics::Labels& labels, Metrics& metrics) {
   if (const uint64_t tokens = run.metrics().tokens(); tokens > 0) {
     metrics.Counter("cadre_run_tokens_total", "Tokens up to the newest version.",

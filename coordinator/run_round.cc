@@ -198,7 +198,7 @@ void Run::LoseContributions(uint32_t shard) {
 // The decision names the version to adopt. During a commit this is the version that is being made,
 // so the decision is sent when that version exists.
 void Run::RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal) {
-  // Of several groups, the run takes its first values from one; the others are not late.
+  // The run takes its first values from one of its groups; the others are not late.
   const bool is_first =
       refusal == v1::REFUSAL_CLOSED_ROUND && TakesFirstValues(contributed.round());
   if (slot.refused_round != contributed.round() && !is_first) {
@@ -386,7 +386,7 @@ void Run::AddHistory(const v1::CommitRecord& commit) {
   history_.Add(std::move(point), cluster_.now(), cluster_.out());
 }
 
-// Of the newest round, except for the tokens, which are those of the run.
+// The means are those of the newest round, the tokens those of the run.
 void Run::AddMetrics(const v1::TrainingMetrics& metrics, uint64_t samples) {
   const uint64_t per_sample = TokensPerSample(spec().model());
   const uint64_t tokens = per_sample > 0 ? per_sample * samples : metrics.tokens();

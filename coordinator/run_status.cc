@@ -26,7 +26,7 @@ std::string AfterReason(const std::string& reason, const std::string& next) {
   return absl::StrCat(reason, reason.empty() ? "" : "; ", next);
 }
 
-// Of the losses that are known. One that is too large for a number is left out.
+// Computes the perplexities of the known losses. One that is too large for a number is left out.
 void FillPerplexity(v1::RunStatus& status) {
   const double perplexity = std::exp(status.loss());
   if (status.has_loss() && std::isfinite(perplexity)) status.set_perplexity(perplexity);

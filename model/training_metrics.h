@@ -17,9 +17,9 @@
 
 namespace cadre {
 
-// Names of one group.
+// Names that one group may report.
 inline constexpr int kMaxMetrics = 32;
-// Of one message. A sum of 65,536 of them does not overflow.
+// Tokens that one message may report. A sum of 65,536 such numbers does not overflow.
 inline constexpr uint64_t kMaxTokens = uint64_t{1} << 48;
 
 // A name has 1 to 64 of the characters a-z, 0-9, '_', '.', '/', '-'. Errors: InvalidArgument, naming

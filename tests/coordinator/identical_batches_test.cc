@@ -38,7 +38,7 @@ class IdenticalBatchesTest : public ::testing::Test {
   std::vector<uint32_t> Commit(const v1::CommitRecord& commit) {
     return batches_.OnCommit(commit, kBatch, IsProgram);
   }
-  // Of the last of the rounds of a run; those before must find nothing.
+  // Commits the rounds of a run. Returns what the last one finds; those before must find nothing.
   std::vector<uint32_t> CommitAll(const std::vector<v1::CommitRecord>& rounds) {
     batches_ = IdenticalBatches();
     std::vector<uint32_t> found;

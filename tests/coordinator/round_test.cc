@@ -85,7 +85,7 @@ TEST(RoundTest, ContributionOfAGroupThatLeavesRemains) {
   EXPECT_TRUE(round.HasLeft(1));
   EXPECT_FALSE(round.Add(From(1, 1, 10, 5, 1), 1, kRoundStart)) << "a later generation";
   EXPECT_EQ(round.left(), 1U);
-  // Of two live groups, one has contributed.
+  // One of two live groups has contributed.
   round.Add(From(0, 1, 10, 5, 1), 1, kRoundStart);
   EXPECT_EQ(round.ClosesAt(2, {}), absl::InfiniteFuture());
   round.Add(From(2, 1, 10, 5, 1), 1, kRoundStart);

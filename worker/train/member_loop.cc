@@ -269,7 +269,7 @@ class MemberLoop {
     if (coder_ != nullptr) {
       memory.set_buffers(memory.buffers() + coder_->device_bytes());
     } else if (assignment_.plan().own_loop()) {
-      // Of a program, nothing else is known.
+      // The library does not know what else a program allocates.
       memory.set_buffers(memory.buffers() + exchange_->ExpectedBytes());
     }
     *prepared.mutable_place() = rank_slot_;
@@ -649,7 +649,7 @@ class MemberLoop {
     }
   }
 
-  // Of several groups, the run takes its first values from one.
+  // The run takes its first values from one of its groups.
   void LogLeftOut(const v1::Decision& decision) const {
     if (decision.round() == 1 && BeginsWithGroupValues(spec_)) {
       LOG(INFO) << "the run begins with the values of another group; adopting version "

@@ -65,8 +65,8 @@ class ShardExchange {
   ShardExchange& operator=(const ShardExchange&) = delete;
   ~ShardExchange();
 
-  // Of the memory that remains allocated between boundaries, once a version has been adopted after
-  // a contribution: the staged values and the version; with coded contributions also the change,
+  // Bytes that remain allocated between boundaries, once a version has been adopted after a
+  // contribution: the staged values and the version; with coded contributions also the change,
   // what its frame leaves out and what is carried; with overlap the contributed and the merged
   // values. An upper bound with fragments. Requires: no coder.
   int64_t ExpectedBytes() const;

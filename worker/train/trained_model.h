@@ -61,7 +61,7 @@ struct PeriodReport {
   std::optional<double> loss;
   // Learning rate of the last step; 0: not known.
   float rate = 0;
-  // Of programs. The coordinator derives the tokens of a network from its samples.
+  // What a program has reported. The coordinator derives the tokens of a network from its samples.
   v1::TrainingMetrics metrics;
 };
 
@@ -140,7 +140,7 @@ class TrainedModel {
   virtual absl::Status OnLeaving() { return absl::OkStatus(); }
   // The values of a version, or merged values, are those of this step.
   virtual void MoveTo(uint32_t step) = 0;
-  // Of the steps since the last call.
+  // Reports on the steps since the last call.
   virtual PeriodReport TakePeriod() = 0;
   // A collective: evaluates test samples; `digest` is set by the caller.
   virtual absl::StatusOr<RankProtocol::Evaluated> Evaluate(

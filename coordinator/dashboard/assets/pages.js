@@ -110,7 +110,7 @@ function run({ run: id }) {
     bytes: chart("Bytes between groups", "per round", bytes), duration: chart("Duration of a round", null, duration),
     participants: chart("Participants of a round", "groups", (v) => number(v)),
   };
-  // Of what only some runs have, by name: made when the first version has it.
+  // Charts that only some runs have, by name; each is made when the first version has its values.
   const more = new Map();
   const note = el("p", { class: "soft small" });
   const grid = el("div", { class: "grid" }, Object.values(charts));
@@ -270,7 +270,7 @@ function memory(g) {
   const used = g.members.filter((m) => m.memory);
   if (!used.length) return null;
   const kinds = ["weights", "gradients", "optimizer", "activations", "buffers"];
-  // Of a program, only the memory of its parameters and of their exchange is known.
+  // Programs only report the memory of their parameters and of their exchange.
   const known = (field, kind) => used.filter((m) => m[field] && (m.planned_memory || m[field][kind] > 0));
   const most = (field, kind) => (known(field, kind).length ? Math.max(...known(field, kind).map((m) => m[field][kind])) : null);
   return el("details", { open: true }, el("summary", {}, "Memory of the largest rank"), table([["use", (k) => k], ["planned", (k) => bytes(most("planned_memory", k)), true], ["used", (k) => bytes(most("memory", k)), true]], kinds));
