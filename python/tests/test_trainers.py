@@ -28,8 +28,15 @@ def start(cluster: Cluster, name: str, trainer: str, run: dict[str, Any], steps:
 
 
 def ended(*programs: Program) -> list[dict[str, Any]]:
+    def settled() -> bool:
+        codes = [program.process.poll() for program in programs]
+        # Another program would wait for one that has failed.
+        return any(codes) or None not in codes
+
+    wait_for(settled, "the programs to end", 240)
     for program in programs:
-        program.succeed(240)
+        if program.process.poll() is not None:
+            program.succeed()
     return [program.lines()[-1] for program in programs]
 
 

@@ -72,9 +72,10 @@ def train_transformers(options: argparse.Namespace, model: torch.nn.Module, run:
         words = {f"w{number}": number for number in range(64)}
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words)), pad_token="w0",
                                             eos_token="w1")
-        texts = Dataset.from_list([{"input_ids": text["input_ids"].tolist()} for text in map(Texts().__getitem__, range(SAMPLES))])
-        trainer = SFTTrainer(model=model, args=SFTConfig(**arguments, max_length=TOKENS, bf16=False), train_dataset=texts,
-                             processing_class=tokenizer, callbacks=[callback, Pause()])
+        tokens = (Texts()[index]["input_ids"].tolist() for index in range(SAMPLES))
+        trainer = SFTTrainer(
+            model=model, args=SFTConfig(**arguments, max_length=TOKENS, bf16=False), processing_class=tokenizer,
+            train_dataset=Dataset.from_list([{"input_ids": one} for one in tokens]), callbacks=[callback, Pause()])
     else:
         trainer = Trainer(model=model, args=TrainingArguments(**arguments), callbacks=[callback, Pause()],
                           train_dataset=callback.dataset(Texts()))
