@@ -17,6 +17,7 @@
 #include <cmath>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -269,12 +270,18 @@ void Cluster::Welcome(Member& member, ConnectionId connection) {
   SendDrain(member);
 }
 
-void Cluster::SendDrain(const Member& member, double seconds) {
-  if (!member.worker() || !standings_.IsDrained(WorkerOf(member), member.record.incarnation())) {
-    return;
-  }
+void Cluster::SendDrain(const Member& member) {
+  if (!member.worker()) return;
+  const std::optional<absl::Time> until =
+      standings_.DrainedUntil(WorkerOf(member), member.record.incarnation());
+  if (!until.has_value()) return;
   v1::CoordinatorMessage message;
-  message.mutable_drain()->set_seconds(std::isfinite(seconds) ? std::max(seconds, 0.0) : 0);
+  v1::Drain& drain = *message.mutable_drain();
+  // 0 would leave the limit to the process.
+  constexpr absl::Duration kShortest = absl::Milliseconds(1);
+  if (*until != absl::InfiniteFuture()) {
+    drain.set_seconds(absl::ToDoubleSeconds(std::max(*until - now_, kShortest)));
+  }
   SendTo(member.id(), message);
 }
 
@@ -516,11 +523,14 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
       standings_.Cordon({key.first, key.second});
     }
   }
+  // NaN is no limit either.
+  const absl::Time until = cordon.drain_seconds > 0 ? now_ + absl::Seconds(cordon.drain_seconds)
+                                                    : absl::InfiniteFuture();
   for (const std::string& id : ids) {
     if (!cordon.drain) break;
     const Member& member = *members_.Find(id);
-    standings_.Drain(WorkerOf(member), member.record.incarnation());
-    SendDrain(member, cordon.drain_seconds);
+    standings_.Drain(WorkerOf(member), member.record.incarnation(), until);
+    SendDrain(member);
   }
   out_.Reply({.request = cordon.request, .members = std::move(ids)});
 }

@@ -183,7 +183,7 @@ class Cluster {
   // Updates the member's record from Hello.
   void Update(Member& member, const v1::Hello& hello);
   // Orders the worker to leave if its process is drained.
-  void SendDrain(const Member& member, double seconds = 0);
+  void SendDrain(const Member& member);
   // Adds the refusals counted by a process that ends to the coordinator's counters.
   void KeepCounters(Member& member);
 

@@ -133,14 +133,19 @@ void Standings::Cordon(const Worker& worker) {
   Change({worker.host, worker.name}).set_cordoned(true);
 }
 
-void Standings::Drain(const Worker& worker, absl::string_view incarnation) {
+void Standings::Drain(const Worker& worker, absl::string_view incarnation, absl::Time until) {
   Cordon(worker);
-  Change({worker.host, worker.name}).set_drained(std::string(incarnation));
+  v1::StandingRecord& record = Change({worker.host, worker.name});
+  record.set_drained(std::string(incarnation));
+  record.set_drained_until_ms(until == absl::InfiniteFuture() ? 0 : absl::ToUnixMillis(until));
 }
 
-bool Standings::IsDrained(const Worker& worker, absl::string_view incarnation) const {
+std::optional<absl::Time> Standings::DrainedUntil(const Worker& worker,
+                                                  absl::string_view incarnation) const {
   const v1::StandingRecord* const record = Find({worker.host, worker.name});
-  return record != nullptr && record->drained() == incarnation;
+  if (record == nullptr || record->drained() != incarnation) return std::nullopt;
+  const int64_t until = record->drained_until_ms();
+  return until == 0 ? absl::InfiniteFuture() : absl::FromUnixMillis(until);
 }
 
 void Standings::Clear(const Worker& worker) {

@@ -27,6 +27,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -74,9 +75,11 @@ class Standings {
   void Forgive(v1::FailureCause cause);
   // Excludes a worker, or (with an empty name) all workers of a host, until Clear.
   void Cordon(const Worker& worker);
-  // Cordons the worker; this process of it is to leave.
-  void Drain(const Worker& worker, absl::string_view incarnation);
-  bool IsDrained(const Worker& worker, absl::string_view incarnation) const;
+  // Cordons the worker; this process of it is to leave, and to end before `until` (the infinite
+  // future: by its own limit).
+  void Drain(const Worker& worker, absl::string_view incarnation, absl::Time until);
+  // The limit that was given if this process is to leave.
+  std::optional<absl::Time> DrainedUntil(const Worker& worker, absl::string_view incarnation) const;
   // Ends a cordon and erases the failures.
   void Clear(const Worker& worker);
   // Prefers other workers to this one until `until`, without a record; repeated doubts add up.

@@ -230,9 +230,14 @@ std::string FakeCluster::Submit(const v1::RunSpec& spec, bool join_existing, boo
   return run;
 }
 
-std::vector<std::string> FakeCluster::Cordon(const std::string& member, bool undo, bool drain) {
+std::vector<std::string> FakeCluster::Cordon(const std::string& member, bool undo, bool drain,
+                                             double drain_seconds) {
   last_members.clear();
-  Do(CordonMembers{.request = ++last_request_, .member = member, .undo = undo, .drain = drain});
+  Do(CordonMembers{.request = ++last_request_,
+                   .member = member,
+                   .undo = undo,
+                   .drain = drain,
+                   .drain_seconds = drain_seconds});
   Deliver();
   return last_members;
 }

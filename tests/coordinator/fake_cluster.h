@@ -119,7 +119,8 @@ class FakeCluster {
   // Returns the runs found; the status is in last_status.
   v1::AdoptReply Adopt(const std::string& run = "");
   // Returns the ids of the workers that matched; the status is in last_status.
-  std::vector<std::string> Cordon(const std::string& member, bool undo = false, bool drain = false);
+  std::vector<std::string> Cordon(const std::string& member, bool undo = false, bool drain = false,
+                                  double drain_seconds = 0);
   // The status of the answer is in last_status.
   void Scale(const std::string& run, uint32_t groups);
   void AnswerSearches();

@@ -237,6 +237,26 @@ TEST_F(MachineScalingTest, DrainReachesADisconnectedWorker) {
   EXPECT_FALSE(drained());
 }
 
+TEST_F(MachineScalingTest, TheLimitOfADrainCountsFromTheOrder) {
+  AddMembers(1, 1);
+  FakeWorker& worker = cluster_.workers()[0];
+  const auto seconds = [&] { return worker.received.back().drain().seconds(); };
+  cluster_.Cordon(worker.name, /*undo=*/false, /*drain=*/true, 25);
+  EXPECT_NEAR(seconds(), 25, 1e-3);
+  cluster_.Run(absl::Seconds(10));
+  cluster_.Reconnect(worker);
+  EXPECT_NEAR(seconds(), 15, 1e-3);
+  cluster_.RestartCoordinator();
+  cluster_.Reconnect(worker);
+  EXPECT_GT(seconds(), 0);
+  EXPECT_LE(seconds(), 15);
+  // A limit that has passed is still one.
+  cluster_.Run(absl::Seconds(20));
+  cluster_.Reconnect(worker);
+  EXPECT_GT(seconds(), 0);
+  EXPECT_LT(seconds(), 0.1);
+}
+
 TEST_F(MachineScalingTest, RestartedWorkerIsNotDrainedAgain) {
   AddMembers(1, 1);
   FakeWorker& worker = cluster_.workers()[0];
