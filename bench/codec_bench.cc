@@ -40,7 +40,7 @@ namespace {
 // changes of all groups, as a check, and again to average them, encodes the change of the model and
 // decodes it. The group receives and decodes it. All codecs run on one core.
 struct Round {
-  // Of the whole model.
+  // Times of the whole model.
   double encode_seconds;
   double decode_seconds;
   double bits_per_value;

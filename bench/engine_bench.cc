@@ -244,7 +244,7 @@ double ProcessorSeconds() {
   return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
-// Of this process, up to now.
+// The peak of this process, up to now.
 int64_t PeakResidentBytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

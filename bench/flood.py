@@ -39,7 +39,7 @@ def cpu_seconds(cluster, names=DAEMONS):
 
 
 def busy_seconds():
-    """Of all cores, with interrupts, and without this program and the ones that it has called."""
+    """Busy seconds of all cores, with interrupts, and without this program and the ones that it has called."""
     user, nice, system, _, _, irq, softirq = map(int, open("/proc/stat").readline().split()[1:8])
     own = os.times()
     called = own.user + own.system + own.children_user + own.children_system

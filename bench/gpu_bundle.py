@@ -19,7 +19,7 @@ import tarfile
 import tempfile
 
 BUNDLE_LIMIT = 52_000_000
-# Of the bundle and the tracked files together, since both are copied to the machine.
+# Limit on the bundle and the tracked files together, since both are copied to the machine.
 TOGETHER_LIMIT = 60 << 20
 # Programs contain the same code, so the window must contain several of them.
 FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 128 << 20}]

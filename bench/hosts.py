@@ -18,7 +18,7 @@ def bits_per_second(rate):
 
 
 def cpu_model():
-    """Of the machine on which the hosts are."""
+    """The processor of the machine on which the hosts are."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 

@@ -56,7 +56,7 @@ class StepLoop {
  private:
   Replica& replica_;
   const int micro_batches_;
-  // Of a micro-batch.
+  // Samples of a micro-batch.
   const int64_t samples_;
   const RandomBatch batch_;
   int64_t step_ = 0;

@@ -1,10 +1,12 @@
 // The names of parameters are those of the program's module. transformers uses them unchanged. peft
 // leaves the name of the adapter out of its files:
 //
+// clang-format off
 //   base_model.model.layer.lora_A.default.weight  ->  base_model.model.layer.lora_A.weight
 //   base_model.model.head.modules_to_save.default.weight  ->  base_model.model.head.weight
 //   base_model.model.layer.lora_magnitude_vector.default.weight
 //                                                 ->  base_model.model.layer.lora_magnitude_vector
+// clang-format on
 #include "cli/hub_folder.h"
 
 #include <algorithm>

@@ -129,7 +129,7 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
   arguments.push_back(nullptr);
   std::vector<char*> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
-  // Of two variables of one name some readers take the first, others the last: remove the parent's.
+  // Some readers take the first of two variables of one name, others the last: remove the parent's.
   for (const std::string& entry : options.environment) {
     const absl::string_view name = absl::string_view(entry).substr(0, entry.find('=') + 1);
     environment.erase(

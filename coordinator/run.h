@@ -307,7 +307,7 @@ class Run {
   void AddFence(const Slot& slot) { fences_[slot.group()] = LowestGeneration(slot); }
   void SendToShard(uint32_t shard, const v1::CoordinatorMessage& message);
   void SendShardAddresses(absl::string_view member_id);
-  // Of all shards, since the number of shards decides what each of them stores.
+  // The addresses of all shards, since the number of shards decides what each of them stores.
   std::vector<v1::ShardAddress> Addresses() const;
 
   // -- run_restore.cc
@@ -482,7 +482,7 @@ class Run {
   std::optional<Behind> behind_;
   // Parameters of the model, once a status was computed.
   mutable std::optional<uint64_t> parameters_;
-  // Of the fastest group at the newest commit; 0: unknown.
+  // Step time of the fastest group at the newest commit; 0: unknown.
   double fastest_step_seconds_ = 0;
   // The data that hosts have seen, by host.
   std::map<std::string, DataSizes> data_sizes_;

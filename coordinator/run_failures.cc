@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kHostsAtStart = 2;
 constexpr size_t kHostsLater = 3;
-// Of a single host, on which no other worker can disprove the cause.
+// Reports of a single host, on which no other worker can disprove the cause.
 constexpr uint32_t kReportsLater = 3;
 // Generations that diverge from the same version, the second of which repeats the steps of the
 // first, on other hosts, or trains on other samples.

@@ -5,9 +5,11 @@
 // which they were made, so the shard is restored from them while the others continue
 // (shard_restore.h has the sources and their order):
 //
+// clang-format off
 //   OpenRun(hollow)  -> shard     answered by RunOpened(hollow)
 //   Apply            -> shard     answered by Applied(missing groups), later by Applied(digest)
 //   Restage          -> ranks     of the missing groups; answered by Restaged
+// clang-format on
 //
 // The digest must equal the one that was committed, so a restored version is never another one.
 // Rounds collect contributions meanwhile, but do not close before the shard can take part. What has

@@ -164,7 +164,7 @@ class CoordinatorService final
   // Set by Start.
   Store* store_ = nullptr;
   std::string backup_path_;
-  // Of queries that wait for the loop, and of Watch streams.
+  // Limits on queries that wait for the loop, and on Watch streams.
   StreamSlots query_slots_;
   StreamSlots watch_slots_;
   std::unique_ptr<Loop> loop_;
@@ -177,7 +177,7 @@ class CoordinatorService final
   std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);
   // Used by the loop's thread only.
   RunUpdates updates_;
-  // Likewise.
+  // Used by the loop's thread only.
   LogLimit ended_log_;
   // The newest backup while its stream exists, and its number.
   BackupStream* backup_ ABSL_GUARDED_BY(mutex_) = nullptr;

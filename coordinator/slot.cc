@@ -15,7 +15,7 @@ namespace {
 // Failures of a slot that cost no extra wait, and after which time without one they are forgotten.
 constexpr uint32_t kFreeFailures = 10;
 constexpr absl::Duration kFailureWindow = absl::Minutes(10);
-// Of what all ranks of a group have prepared: half of the largest message.
+// Limit on what all ranks of a group have prepared: half of the largest message.
 constexpr size_t kMaxPreparedBytes = 4 << 20;
 // What a group may add to its plan: buckets, algorithms and links.
 constexpr size_t kMaxAddedBytes = 256 << 10;

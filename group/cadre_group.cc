@@ -107,7 +107,7 @@ struct cadre_group {
     loaded_run = version.run;
     return absl::OkStatus();
   }
-  // Of the group's own threads.
+  // The first error of the group's own threads.
   absl::Status Failure() const {
     absl::Status error = trainer != nullptr ? trainer->error() : absl::OkStatus();
     // The ranks of a program that leave need not do so at the same moment.

@@ -41,7 +41,7 @@ int64_t SizeOf(const RowsDims& dims);
 // Requires: no negative extent; size >= 1.
 int64_t SizeOf(const LrnDims& dims);
 
-// Of x = a, w = b and y = c. Requires: no negative extent.
+// The sizes of x = a, w = b and y = c. Requires: no negative extent.
 LayerSizes SizesOf(const BatchedProductDims& dims);
 
 struct EmbeddingSizes {

@@ -177,11 +177,11 @@ LstmMemory MemoryOfLstm(const LstmDims& dims, DType activations);
 // of activations, by intervals as above. It saves for backward the numbers of its candidates, in
 // fp32: of the sampled classes, then of the labels of its rows.
 struct SampledMemory {
-  // Of forward: the candidates' rows of the weight; in fp32 what is added to their scores, their
-  // biases, the scores of the labels and those of the sampled classes.
+  // Scratch of forward: the candidates' rows of the weight; in fp32 what is added to their scores,
+  // their biases, the scores of the labels and those of the sampled classes.
   Interval weights, offsets, biases, label_scores, scores;
   int64_t forward_scratch = 0;
-  // Of backward: the candidates' rows again; the gradients of the scores of labels and of sampled
+  // Scratch of backward: their rows again; the gradients of the scores of labels and of sampled
   // classes; the labels' part of the gradient of the input; in fp32 the gradients of the
   // candidates' rows and biases.
   Interval backward_weights, dlabel_scores, dscores, label_terms, dweights, dbiases;

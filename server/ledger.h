@@ -100,7 +100,7 @@ struct RunTerms {
   // The units of the model, if ranks and shards exchange whole units: the shards are then cut at
   // their borders.
   std::shared_ptr<const ExchangeUnits> units;
-  // Of contributions that are frames, and of the frames of versions.
+  // How contributions that are frames are coded, and how the frames of versions are.
   std::optional<v1::Coding> up;
   std::optional<v1::Coding> down;
   // Number of fragments; 1: rounds exchange the whole model.
@@ -168,7 +168,7 @@ struct SourceSegment {
   ContributionKey key;
   Interval span;
   int64_t offset = 0;
-  // Of a frame that this process has received, else null.
+  // The index of a frame that this process has received, else null.
   std::shared_ptr<const FrameIndex> frame = nullptr;
 };
 
@@ -203,7 +203,7 @@ struct VersionStats {
   uint64_t digest = 0;
   // Discrepancy of the groups that the version averages.
   DiscrepancyTerms discrepancy;
-  // Of the outer update; nothing without one.
+  // The sums of the outer update; nothing without one.
   std::optional<v1::OuterSums> outer = std::nullopt;
   // Nothing unless versions are coded.
   std::optional<v1::ResidualSums> residual = std::nullopt;

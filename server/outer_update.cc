@@ -56,7 +56,7 @@ void Delayed(Settings s, float rounds, const float* x, float* m, float* b, float
   }
 }
 
-// Of the sums, one for each lane, so that additions do not wait for one another.
+// Each sum has so many partial sums, so that additions do not wait for one another.
 constexpr size_t kLanes = 8;
 
 struct Lanes {

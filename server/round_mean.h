@@ -55,7 +55,7 @@ class RoundMean {
  public:
   struct Source {
     std::unique_ptr<BlockScan> file;
-    // Of a frame, else null.
+    // The index of a frame, else null.
     std::shared_ptr<const FrameIndex> frame;
   };
   using Files = std::map<ContributionKey, Source>;
@@ -65,17 +65,17 @@ class RoundMean {
   // the at most 64 Ki positions.
   class Stretch {
    public:
-    // Of the version.
+    // The values of the version.
     std::span<const float> values() const { return values_; }
 
    private:
     friend class RoundMean;
 
     std::vector<float> values_;
-    // Of one group.
+    // The contribution of one group.
     std::vector<float> group_;
     std::string frame_bytes_;
-    // Of the version before; 0 for statistics.
+    // The values of the version before; 0 for statistics.
     std::vector<float> before_;
     // Whether the version before could be read.
     absl::Status before_status_;

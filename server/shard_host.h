@@ -1,9 +1,11 @@
 // The host of one aggregator's shards: it applies the ledger's decisions to the files of the store.
 //
+// clang-format off
 //   ShardHost           owns the ledger and the store
 //     OpenRun, Apply, CloseRun      from the coordinator (aggregator.h)
 //     Stage -> Put ... -> Finish    from ranks (service.h)
 //     Pull -> Next ...              from ranks
+// clang-format on
 //
 // Memory: each thread that computes a version takes up to 3 MiB (RoundMean::Stretch); the codes of
 // contributions take 16 bytes of index for each 256 KiB of values (FrameIndex). A pull holds one
@@ -46,7 +48,7 @@ struct Staging {
   std::unique_ptr<BlockFile> file;
 };
 
-// Of a pull of a frame: the elements of the whole frame, and what its round has exchanged.
+// Begins a pull of a frame: the elements of the whole frame, and what its round has exchanged.
 struct FrameHead {
   int64_t elements = 0;
   uint32_t fragment = 0;
@@ -183,13 +185,13 @@ class ShardHost {
   const std::unique_ptr<ShardStore> store_;
   Counters* const counters_;
   const size_t keep_closed_runs_;
-  // Of checkpoint.from of a spec.
+  // The files that checkpoint.from of a spec may name.
   const RootedFiles checkpoint_files_;
   // Held during a whole order of the coordinator.
   mutable absl::Mutex order_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
-  // Of the first damaged version that was found.
+  // The error of the first damaged version that was found.
   absl::Status damage_ ABSL_GUARDED_BY(mutex_);
   // The last OpenRun of every run, and whether it has ended, as on disk.
   struct KnownRun {

@@ -123,7 +123,7 @@ struct OuterMeta {
   uint64_t states = 0;
 };
 
-// Of a constant size, because fields of type double that are 0 are not serialized.
+// The size is constant, although fields of type double that are 0 are not serialized.
 std::string EncodeMeta(const OuterMeta& meta, const VersionStats& stats) {
   const v1::OuterSums sums = stats.outer.value_or(v1::OuterSums());
   const v1::ResidualSums residual = stats.residual.value_or(v1::ResidualSums());

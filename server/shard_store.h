@@ -84,7 +84,7 @@ class ShardStore {
 
   struct InitialVersion {
     Fill values;
-    // Of the states in the order of ShardStateNames; null: zeros. Empty: the version has no states.
+    // States in the order of ShardStateNames; null: zeros. Empty: the version has no states.
     std::vector<Fill> states;
     // Whether there are states of an outer optimizer.
     bool has_outer = false;
@@ -132,7 +132,7 @@ class ShardStore {
   absl::Status SaveRun(const v1::OpenRun& open, bool closed) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status ArchiveRun(const std::string& run, const std::string& lineage)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Of the runs that have ended and the archived ones, keeps the `keep` whose run files are the
+  // Among the ended and the archived runs, keeps the `keep` whose run files are the
   // newest. Calls `removing` with each of `ended` before its files are removed.
   void RemoveOldRuns(const std::vector<std::string>& ended, size_t keep,
                      const std::function<void(const std::string& run)>& removing)

@@ -23,7 +23,7 @@ struct StretchRule {
 // whole ones, all of which are in the same fragment. Requires: begin < span.end, in the span.
 int64_t StretchEnd(const StretchRule& rule, Interval span, int64_t begin);
 
-// Of the stretch that a thread works on. Threads have numbers below their number.
+// Works on a stretch. Threads have numbers below their number.
 using StretchWork = std::function<absl::Status(int thread, Interval stretch)>;
 
 // Calls `compute` and then `append` for every stretch of the span. Up to `threads` threads, among

@@ -5,8 +5,10 @@
 // It maps (state, event) to (state, actions), without threads, clock, sockets or training: the
 // worker program carries out the actions, and the simulation drives the same code.
 //
-//   idle -> Assignment -> preparing -> Prepared -> Start -> training -> Contributed -> Decision ->
-//   ... any -> Release, or a newer Assignment, or failure -> idle
+// clang-format off
+//   idle -> Assignment -> preparing -> Prepared -> Start -> training -> Contributed -> Decision ...
+//   any  -> Release, or a newer Assignment, or failure   -> idle
+// clang-format on
 //
 // Thread-compatible.
 //

@@ -62,7 +62,7 @@ class GroupMember {
   struct Options {
     // host:port of the coordinator.
     std::string coordinator;
-    // Of the channels to the coordinator and the aggregators.
+    // Credentials for the channels to the coordinator and the aggregators.
     Credentials credentials = Credentials::Insecure();
     // Time limit for reaching it at the start.
     absl::Duration dial_timeout = absl::Seconds(30);

@@ -27,7 +27,7 @@ struct WorkerOptions {
   RootedFiles checkpoint_files = RootedFiles::Unrestricted();
   // host:port of the coordinator.
   std::string coordinator;
-  // Of the channels to the coordinator and the aggregators.
+  // Credentials for the channels to the coordinator and the aggregators.
   Credentials credentials = Credentials::Insecure();
   // Time limit for reaching it at the start.
   absl::Duration dial_timeout = absl::Seconds(30);

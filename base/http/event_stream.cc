@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-// Of the kept events, except for the newest one.
+// Limit on the kept events, except for the newest one.
 constexpr size_t kMaxBytes = 16 << 20;
 
 }  // namespace

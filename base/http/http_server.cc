@@ -25,7 +25,7 @@ namespace cadre {
 namespace {
 
 constexpr unsigned kTimeoutSeconds = 20;
-// Of event streams. They send an event or a comment more often than that, so a connection is idle
+// Limit for event streams. They send an event or a comment more often, so a connection is idle
 // only if its viewer does not read.
 constexpr unsigned kStreamTimeoutSeconds = 60;
 constexpr size_t kRequestMemory = 32 << 10;

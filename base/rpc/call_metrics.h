@@ -33,7 +33,7 @@ class CallMetrics {
   struct Method {
     uint64_t started = 0;
     std::map<grpc::StatusCode, uint64_t> handled;
-    // Of unary calls.
+    // Whether the calls are unary; only those have durations.
     bool unary = false;
     Histogram seconds;
   };

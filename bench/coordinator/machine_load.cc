@@ -61,7 +61,7 @@ constexpr int kWorkersPerHost = 8;
 constexpr int kHeartbeatsPerTurn = 32;
 constexpr int kTurnsPerLoss = 8;
 constexpr int kMaxLosses = 128;
-// Of so many members that join first, one falls silent.
+// One of so many members that join first falls silent.
 constexpr int kPerLoss = 16;
 // Leases of silent members expire within this time, one by one.
 constexpr absl::Duration kLossWindow = absl::Seconds(4);

@@ -308,7 +308,7 @@ absl::Status Lstm(KernelBench& bench) {
       [&] { pointwise.LstmBackward(dims, y, previous, cell, gates, dcell); });
 }
 
-// The embedding of bench/gpt2-small.textproto.
+// The embedding of gpt2-small (bench/gpt2-small.textproto).
 absl::Status Embedding(KernelBench& bench) {
   DenseKernels& dense = bench.kernels().dense();
   bench.Clear();

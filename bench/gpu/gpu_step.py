@@ -39,9 +39,9 @@ sys.path.append(str(HERE.parent))
 BATCHES = {"lenet": 512, "alexnet": 256, "vgg11": 64, "resnet18": 256, "resnet50": 128, "gpt": 64,
            "gpt2-small": 16}
 MODES = ("eager", "compile", "reduce-overhead", "max-autotune")
-# Of bench_gpu_step.
+# Exit codes of bench_gpu_step.
 NO_GPU, NO_PLAN = 3, 4
-# Of the worker: PyTorch is missing, or does not find the GPU.
+# Exit code of the worker: PyTorch is missing, or does not find the GPU.
 NO_TORCH = 5
 # These record graphs, or choose kernels, in their first steps.
 LONG_WARMUP = {"reduce-overhead": 15, "max-autotune": 15}

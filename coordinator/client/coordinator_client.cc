@@ -19,7 +19,7 @@
 namespace cadre {
 namespace {
 
-// Of a call for which the coordinator is too busy.
+// Attempts of a call for which the coordinator is too busy.
 constexpr int kMaxAttempts = 8;
 // Limit of the call that returns why the channel is not connected.
 constexpr absl::Duration kReasonTimeout = absl::Seconds(1);

@@ -605,7 +605,7 @@ absl::Status DecodeTopK(const Codec& codec, absl::string_view* coded, std::span<
   if (!IsFiniteBf16(codes[0]) || !IsFiniteBf16(codes[1]) || (codes[1] & 0x8000) != 0) {
     return absl::InvalidArgumentError("a magnitude is negative or not finite");
   }
-  // Of bf16 without signs, the bits are ordered like the values.
+  // The bits of bf16 without signs are ordered like the values.
   if (codes[0] > codes[1]) return absl::InvalidArgumentError("the magnitudes are not in order");
   const std::array<float, 2> levels = {FromBf16(codes[0]), FromBf16(codes[1])};
   std::fill(x.begin(), x.end(), 0.0F);

@@ -16,7 +16,7 @@ namespace cadre::codes {
 inline constexpr int64_t kScaleBlock = 256;
 inline constexpr uint32_t kMagnitude = 0x7FFFFFFF;
 inline constexpr uint32_t kMantissaBits = 23;
-// Of finite floats.
+// Biased exponent of the largest finite float.
 inline constexpr uint32_t kMaxExponent = 254;
 // Sums of stat2 have so many lanes.
 inline constexpr int kLanes = 8;

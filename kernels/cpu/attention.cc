@@ -161,7 +161,7 @@ struct Head {
     return masks() ? ids.subspan(keys.begin, keys.size()) : ids;
   }
 
-  // Of the sample's tokens; empty if no key is hidden.
+  // Ids of the sample's tokens; empty if no key is hidden.
   ConstFloatSpan ids;
   float padding;
 };

@@ -58,7 +58,7 @@ struct UnitTable {
   // The codes in their slots, and the words of each.
   uint32_t* slots;
   uint32_t* words;
-  // Of each unit in the frame.
+  // Offset of each unit in the frame.
   int64_t* offsets;
   uint32_t* frame;
   FrameResult* result;
@@ -74,7 +74,7 @@ __device__ inline uint16_t LoadU16(const uint8_t* from) {
   return static_cast<uint16_t>(from[0] | from[1] << 8);
 }
 
-// Of the values that are left, those of the next block of int8 or E3M0.
+// How many of the values that are left are in the next block of int8 or E3M0.
 __device__ inline int32_t InBlock(int32_t left) {
   return left < kCodecThreads ? left : kCodecThreads;
 }
@@ -643,7 +643,7 @@ class CudaCodedUnits final : public CodedUnits {
             .frame = frame_.data(),
             .result = result_.data()};
   }
-  // Of all units.
+  // Number of values of all units.
   int64_t values() const { return values_; }
 
  private:

@@ -43,7 +43,7 @@ namespace fs = std::filesystem;
 constexpr absl::string_view kPrefix = "step-";
 constexpr absl::string_view kDraftMark = ".tmp-";
 constexpr absl::string_view kAsideMark = ".aside";
-// Of a draft, for mkdtemp; and of a checkpoint that is being removed.
+// Ends the name of a draft, for mkdtemp; and of a checkpoint that is being removed.
 constexpr absl::string_view kDraftEnding = "-XXXXXX";
 constexpr absl::string_view kRemovedEnding = "-remove";
 static_assert(kDraftEnding.size() == kRemovedEnding.size());

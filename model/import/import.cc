@@ -19,7 +19,7 @@
 namespace cadre {
 namespace {
 
-// Of all exported tensors together, 256 GiB.
+// Limit on all exported tensors together, 256 GiB.
 constexpr int64_t kMaxPositions = int64_t{1} << 36;
 
 // Runs along which the elements of two views advance together.

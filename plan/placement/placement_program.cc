@@ -276,7 +276,7 @@ class Builder {
                        [&](const auto& op) { return op.seconds[a] == op.seconds[b]; });
   }
 
-  // Of two equal devices, the second has an operator only if an earlier operator is on the first.
+  // The second of two equal devices has an operator only if an earlier operator is on the first.
   void BreakSymmetry() {
     for (int b = 1; b < problem_.device_count(); ++b) {
       int a = b - 1;

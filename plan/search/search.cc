@@ -78,8 +78,8 @@ constexpr int64_t kMaxPolicyStates = 500'000;
 // Number of other plans that are reported.
 constexpr int kMaxOthers = 5;
 
-// Of equally good plans, the one whose mesh has the fewest axes, then the most ranks along data, is
-// preferred.
+// Among equally good plans, the one whose mesh has the fewest axes, then the most ranks along data,
+// is preferred.
 bool HasPreferredMesh(const Mesh& a, const Mesh& b) {
   const auto key = [](const Mesh& mesh) {
     const int axes = std::count_if(mesh.axes().begin(), mesh.axes().end(),

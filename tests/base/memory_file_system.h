@@ -78,7 +78,7 @@ class MemoryFileSystem : public FileSystem {
   struct Node {
     bool is_folder = false;
     int64_t last_write = 0;
-    // Of a file.
+    // Contents of a file.
     std::string bytes;
     std::string durable_bytes;
     struct Write {
@@ -88,7 +88,7 @@ class MemoryFileSystem : public FileSystem {
     std::vector<Write> unsynced;
     bool locked = false;
     int read_error = 0;
-    // Of a folder.
+    // Contents of a folder.
     std::map<std::string, NodePtr> names;
     std::map<std::string, NodePtr> durable_names;
     std::vector<NameChange> unsynced_names;

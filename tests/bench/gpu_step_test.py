@@ -279,7 +279,7 @@ class ProgramsTest(unittest.TestCase):
                         self.assertIn("attention is not fused: emulated library: no plan", line["failure"])
 
     def test_comparison(self):
-        """Of the emulated program with PyTorch, which does not find a GPU, if it is installed at all."""
+        """Results of the emulated program with PyTorch, which does not find a GPU, if it is installed at all."""
         with tempfile.TemporaryDirectory() as folder:
             os.symlink(self.emulated_step, f"{folder}/bench_gpu_step")
             flags = ["--programs", folder, "--models", "lenet", "--rounds", "1", "--precisions", "tf32"]

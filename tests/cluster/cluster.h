@@ -34,7 +34,7 @@ class Cluster {
   struct Options {
     // Time without messages after which a member is lost.
     absl::Duration lease = absl::Seconds(2);
-    // Of TLS connections to the coordinator and the aggregators.
+    // Age limit of TLS connections to the coordinator and the aggregators.
     absl::Duration connection_age = absl::Hours(1);
     // Whether aggregators keep what 'cadre replay' requires.
     bool archive = false;

@@ -40,7 +40,7 @@ struct FakeWorker {
   uint64_t memory_bytes = 0;
   // All that exist for CUDA devices.
   std::vector<v1::RunSpec::Precision> precisions;
-  // Of a program's rank.
+  // Reservation of a program's rank.
   std::optional<v1::Reservation> reservation;
   std::string incarnation;
   std::string member_id;

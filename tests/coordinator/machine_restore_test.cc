@@ -520,7 +520,7 @@ TEST_F(RestoreShardTest, ClosingRoundIsFinishedAfterResume) {
   EXPECT_EQ(VersionOf(run), 2u);
 }
 
-// Of another process with the name of an aggregator and an empty folder.
+// Hello of another process with the name of an aggregator and an empty folder.
 v1::Hello ImpostorHello(const std::string& name) {
   v1::Hello hello;
   hello.set_protocol(kProtocol);

@@ -312,7 +312,7 @@ TEST_F(ServiceTest, OneMemberCannotFillTheQueue) {
   context.TryCancel();
 }
 
-// Of the 256 queries that wait, one peer has at most 192.
+// One peer has at most 192 of the 256 queries that wait.
 TEST_F(ServiceTest, OnePeerLeavesAQuarterOfTheQueries) {
   struct Call {
     grpc::ClientContext context;

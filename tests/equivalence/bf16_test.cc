@@ -83,7 +83,7 @@ class Bf16 : public testing::TestWithParam<std::string> {
   Ranks ranks_{KernelsFactory(OneThreadCpu)};
 };
 
-// Of a loss, in the Euclidean mean over the steps.
+// Difference of a loss, in the Euclidean mean over the steps.
 double MeanDifference(const std::vector<double>& a, const std::vector<double>& b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += std::pow(a[i] - b[i], 2);

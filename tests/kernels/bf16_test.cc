@@ -416,7 +416,7 @@ TEST_F(Bf16Test, BatchedProduct) {
   for (const BatchedProductDims& dims :
        {BatchedProductDims{.batch = 3, .m = 8, .n = 16, .k = 24, .transpose_b = true},
         BatchedProductDims{.batch = 3, .m = 8, .n = 16, .k = 24, .transpose_a = true},
-        // Of vectors, and of a number and a vector.
+        // Products of vectors, and of a number and a vector.
         BatchedProductDims{.batch = 9, .m = 1, .n = 1, .k = 37},
         BatchedProductDims{.batch = 9, .m = 1, .n = 37, .k = 1}}) {
     const LayerSizes sizes = SizesOf(dims);

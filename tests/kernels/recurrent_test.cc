@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(BackEnds, RecurrentTest, ::testing::ValuesIn(BackEnds()
 TEST_P(RecurrentTest, LstmKnownAnswer) {
   const float log3 = std::log(3.0F);
   const RowsDims dims{.rows = 1, .channels = 2};
-  // Of the first cell, all sums are in `gates`; of the second, all in `recurrent`.
+  // All sums of the first cell are in `gates`, those of the second in `recurrent`.
   const LstmInputs in{.gates = {0, 0, log3, 0, log3 / 2, 0, 0, 0},
                       .recurrent = {0, log3, 0, 0, 0, -log3 / 2, 0, log3},
                       .previous = {1, 2},
@@ -157,7 +157,7 @@ TEST_P(RecurrentTest, BatchedProductEqualsReferenceOnExactData) {
       for (BatchedProductDims dims :
            {BatchedProductDims{1, 1, 1, 1}, BatchedProductDims{3, 2, 5, 4},
             BatchedProductDims{2, 33, 17, 40}, BatchedProductDims{1, 33, 17, 40},
-            // Of vectors, and of a number and a vector.
+            // Products of vectors, and of a number and a vector.
             BatchedProductDims{70, 1, 1, 37}, BatchedProductDims{70, 1, 37, 1}}) {
         dims.transpose_a = transpose_a;
         dims.transpose_b = transpose_b;

@@ -300,7 +300,7 @@ class DashboardTest(unittest.TestCase):
             f"[...data.histories.get('{run}').values()].filter((e) => e.commit)"
             ".map((e) => [e.commit.version, e.commit.step, e.commit.loss])"
         )
-        # Of a long run, the coordinator keeps fewer old entries than a page that has seen them all.
+        # The coordinator keeps fewer old entries of a long run than a page that has seen them all.
         shown = {version: (step, loss) for version, step, loss in page}
         self.assertEqual({version: shown[version] for version in losses}, losses)
         for version, (step, loss) in watched.items():

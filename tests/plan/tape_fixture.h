@@ -26,7 +26,7 @@ inline Plan PlanSplitting(const Graph& graph, const std::string& index, int rank
   return plan;
 }
 
-// Of two ranks, one has the layer `far`, and rank 0 all others.
+// One of two ranks has the layer `far`, and rank 0 has all others.
 inline Plan PlanPlacing(const Graph& graph, const std::string& far) {
   Plan plan{.mesh = Mesh({{"stage", 2}})};
   for (const GraphLayer& layer : graph.layers()) {

@@ -314,7 +314,7 @@ TEST_F(AggregatorTest, FolderWithoutIdentityIsAdopted) {
 }
 
 TEST_F(AggregatorTest, LowerEpochIsRefusedAfterRestart) {
-  // Of Welcome, and of an order.
+  // The epoch of Welcome, and that of an order.
   for (const uint64_t epoch : {7, 9}) {
     coordinator_->SetEpoch(7);
     Start();

@@ -96,7 +96,7 @@ class CodedRoundsTest : public ::testing::Test {
     header.set_frame_elements(frame.size() / sizeof(float));
     return header;
   }
-  // Of `fragments` in the run.
+  // What a round exchanges in a run with `fragments`.
   std::vector<Interval> ExchangedIn(uint32_t round, uint32_t fragments) const {
     return units_->FragmentIn({0, size()}, FragmentIn(round, fragments), fragments);
   }
@@ -293,7 +293,7 @@ TEST_F(CodedRoundsTest, FragmentsFollowTheFormulas) {
   FollowFormulas(2);
 }
 
-// Of one unit each.
+// Each fragment has one unit.
 TEST_F(CodedRoundsTest, SmallFragmentsFollowTheFormulas) {
   OpenWithFragments(3);
   FollowFormulas(3);

@@ -106,7 +106,7 @@ class ShardHostCrashTest : public ::testing::Test {
 
   static constexpr uint32_t kChunk = 4;
   SmallRun run_;
-  // Of every round, if it has an optimizer.
+  // Outer step of every round, if it has an optimizer.
   v1::OuterStep outer_;
   // Contributions and versions are frames.
   bool coded_ = false;

@@ -23,7 +23,7 @@ struct SmallRun {
   uint32_t shard = 0;
   uint32_t shards = 1;
   uint64_t seed = 7;
-  // Of every group; its key consists of zeros, as that of a RoundsClient without a key.
+  // Every group has this one; its key consists of zeros, as that of a RoundsClient without a key.
   uint32_t generation = 1;
   std::string run = "run-1";
   std::string lineage = "lineage-a";
@@ -46,7 +46,7 @@ v1::Fence FenceOf(const std::string& run, uint32_t group, uint32_t generation);
 v1::ContributionHeader Header(const SmallRun& run, const Place& place, int64_t begin, int64_t end,
                               uint32_t chunk_elements);
 v1::Chunk MakeChunk(uint32_t index, std::span<const float> values);
-// Of a rank of group 0, signed.
+// A request of a rank of group 0, signed.
 v1::PullRequest PullOf(const SmallRun& run, uint32_t version, int64_t begin, int64_t end);
 
 struct Part {

@@ -59,7 +59,7 @@ class Coordinators {
   size_t current_ = 0;
   bool two_ = false;
   int changes_ = 0;
-  // Of a store to be restored, of a second coordinator to be started, or of two that run.
+  // Lifetime of a store to be restored, of a second coordinator to be started, or of two that run.
   Lifetime pending_;
 };
 

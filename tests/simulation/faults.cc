@@ -17,7 +17,7 @@ struct Kind {
   const char* text;
   // Largest probability of a rate.
   double rate = 0;
-  // Of events: frequency relative to the others, and the limits of the length.
+  // Frequency of events relative to the others, and the limits of their length.
   int weight = 0;
   Subject subject = Subject::kNone;
   absl::Duration min_length = absl::ZeroDuration();

@@ -124,7 +124,7 @@ class SimulatedAggregator {
   std::string incarnation_;
   std::string address_;
   Lifetime life_;
-  // Of the next execution of an order.
+  // Lifetime of the next execution of an order.
   Lifetime wake_;
   std::unique_ptr<ShardHost> host_;
   std::unique_ptr<MembershipLink> link_;

@@ -40,7 +40,7 @@ class SimulatedCoordinator {
   void Stop();
   // Replaces the store. Requires: !up().
   void SetStore(Records store) { store_ = std::move(store); }
-  // Of the last start.
+  // The record of the last start.
   v1::MetaRecord meta() const;
   bool up() const { return machine_ != nullptr; }
   bool stalled() const { return busy_until_ > world_.timeline.now(); }
@@ -95,7 +95,7 @@ class SimulatedCoordinator {
     bool cancelled = false;
     bool answered = false;
   };
-  // Of this process. Cancelled requests may still be answered.
+  // Traces of this process. Cancelled requests may still be answered.
   std::map<RequestId, WaitingTrace> traces_;
   RequestId last_request_ = 0;
 };

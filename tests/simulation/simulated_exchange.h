@@ -96,7 +96,7 @@ class SimulatedExchange {
     std::vector<int64_t> positions;
     Values values;             // Stage: what is sent
     Values* buffer = nullptr;  // Pull: where it is received
-    // Of a pull of a frame, until there is none.
+    // The values of a pull of a frame, until there is none.
     std::optional<Values> frame;
     Finished finished;
     std::optional<Transfer> transfer;

@@ -76,7 +76,7 @@ class SimulatedWorker {
   std::string incarnation_;
   absl::Time unregistered_at_ = absl::InfinitePast();
   Lifetime life_;
-  // Of work of the training thread between sessions.
+  // Lifetime of work of the training thread between sessions.
   Lifetime training_life_;
   std::unique_ptr<TrainerProgress> progress_;
   uint64_t hellos_ = 0;

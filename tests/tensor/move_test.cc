@@ -233,7 +233,7 @@ TEST(MoveTest, OrderOfAxesMatters) {
   };
   EXPECT_EQ(plan({4, 3})[1].elements_sent(), 3);
   EXPECT_TRUE(plan({0, 3})[1].is_identity()) << "there is only one part";
-  // Of two elements, rank 1 holds the first and rank 3 the second; rank 2 needs the first.
+  // Rank 1 holds the first of two elements and rank 3 the second; rank 2 needs the first.
   const std::vector<Move> moves = plan({2});
   ASSERT_EQ(moves[0].steps.size(), 1U);
   EXPECT_TRUE(moves[0].steps[0].is_identity()) << "a rank that has nothing and needs nothing";

@@ -221,7 +221,7 @@ void ImageTransform::Apply(const ImageView& image, const ImageSize& full, const 
   const int64_t begin = std::clamp<int64_t>(-crop.shift_x, 0, width());
   const int64_t end = std::clamp<int64_t>(width() - crop.shift_x, 0, width());
   const int64_t row_bytes = image.size.width * image.channels;
-  // Of the source rows, the elements that the columns mix.
+  // The elements of the source rows that the columns mix.
   const int64_t from = columns.first.front() * image.channels;
   const int64_t mixed_size = (columns.second.back() + 1) * image.channels - from;
   std::vector<float> mixed(mixed_size);

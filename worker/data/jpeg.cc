@@ -4,7 +4,7 @@
 // warning is an error, unless the image is complete, because a half-gray image would train
 // silently.
 //
-// Of an image of which a part is decoded, the rows above the part are parsed but not transformed,
+// If a part of an image is decoded, the rows above the part are parsed but not transformed,
 // and those below it are not read at all; beside it only whole blocks are left out, by
 // libjpeg-turbo's jpeg_crop_scanline. Images with a sampling factor above 2 are decoded from the
 // first row on, whole. Chroma that is stored at half the resolution is interpolated

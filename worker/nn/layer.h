@@ -52,7 +52,7 @@ struct PassContext {
 struct LayerTensors {
   std::vector<ConstValues> x;
   Values y;
-  // Of the type that the tape assigns (plan/tape.h).
+  // Their type is the one that the tape assigns (plan/tape.h).
   Values saved;
   Values scratch;
   ConstValues dy;

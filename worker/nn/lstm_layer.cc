@@ -111,7 +111,7 @@ class Lstm final : public Layer {
             .projected = dims_.projects ? Subspan(memory, memory_.projected) : outputs};
   }
 
-  // Of values by step, those of `count` steps from `first` on.
+  // The part of `values`, which are ordered by step, for `count` steps from `first` on.
   template <typename V>
   V Steps(V values, int64_t first, int64_t count) const {
     const int64_t step = values.size() / dims_.tokens;

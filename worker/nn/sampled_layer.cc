@@ -120,7 +120,7 @@ class SampledFullyConnected final : public Layer, public GradientParts {
     kernels_.pointwise().Add(biases, offsets);
   }
 
-  // Of the candidates' rows.
+  // The candidates' rows that belong to the sample.
   template <typename V>
   V OfSample(V rows) const {
     return rows.subspan(0, sampled_ * features_);
@@ -134,7 +134,7 @@ class SampledFullyConnected final : public Layer, public GradientParts {
   LocalTensor weight_;
   LocalTensor bias_;
   int64_t rows_ = 0, sampled_ = 0, classes_ = 0;
-  // Of this rank's part of the inputs.
+  // Features in this rank's part of the inputs.
   int64_t features_ = 0;
   SampledMemory memory_;
   bool adds_offsets_ = true;

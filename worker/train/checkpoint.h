@@ -37,7 +37,7 @@ struct CheckpointValues {
   std::vector<Owned> weights;
   // By OptimizerStateNames of the run's optimizer.
   std::vector<std::vector<Owned>> states;
-  // Of other intervals than the weights, but all of the same, in the same order; equal names on all
+  // States for other intervals than the weights, but all the same, in one order; equal names on all
   // ranks.
   std::vector<AveragingState> averaging;
   // Advances with every part that is read or written; may be null.

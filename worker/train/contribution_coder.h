@@ -45,7 +45,7 @@ class ContributionCoder {
   virtual absl::Status CopyOut(bool left_out, std::span<float> values) = 0;
   virtual void SetCarried(std::span<const float> values) = 0;
 
-  // Of memory of the device.
+  // Bytes of the device's memory that the coder holds.
   virtual int64_t device_bytes() const = 0;
 };
 

@@ -43,7 +43,7 @@ class DeviceContribution final : public ContributionCoder {
   struct Shard {
     std::vector<ExchangeUnit> units;
     std::unique_ptr<CodedUnits> coded;
-    // Of its values within the part.
+    // The interval of its values within the part.
     Interval values;
   };
 
@@ -58,7 +58,7 @@ class DeviceContribution final : public ContributionCoder {
   const Codec codec_;
   Regroup regroup_;
   std::vector<Shard> shards_;
-  // Of the part: the change; the adopted version, which Encode replaces by what the frame leaves
+  // For the part: the change; the adopted version, which Encode replaces by what the frame leaves
   // out; and what is carried.
   DeviceArray<float> change_;
   DeviceArray<float> base_;

@@ -846,7 +846,7 @@ class MemberLoop {
   // Steps since the start of the run.
   uint32_t step_ = 0;
   absl::Time period_start_;
-  // Of the newest contribution.
+  // The newest contribution.
   RankProtocol::Staged contributed_;
   // Time in which the newest round has kept the group from training.
   absl::Duration exposed_;

@@ -34,7 +34,7 @@ struct MemberLoopOptions {
   TrainerProgress* progress = nullptr;
   // An exchange with a shard ends after this time without progress.
   absl::Duration exchange_silence = absl::Seconds(90);
-  // Of the channels to the shards.
+  // Credentials for the channels to the shards.
   Credentials credentials = Credentials::Insecure();
 };
 

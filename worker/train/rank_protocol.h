@@ -8,18 +8,21 @@
 // event. The training loop carries actions out on its thread (worker/train/trainer), the simulation
 // in virtual time. Errors are not events: they end the generation.
 //
-//   Started -> [Initialize | Pull] -> Begin -> [Evaluate] -> Train -> [AskPresence -> Train ...] ->
-//   Stage
-//           -> AwaitDecision -> [Pull] -> [Keep] -> [Evaluate] -> Train ...
-//                                                           or AwaitDecision, if the run has ended
+// clang-format off
+//   Started -> [Initialize | Pull] -> Begin -> [Evaluate] -> Train -> [AskPresence -> Train ...]
+//           -> Stage -> AwaitDecision -> [Pull] -> [Keep] -> [Evaluate] -> Train ...
+//                                                      or AwaitDecision, if the run has ended
+// clang-format on
 //
 // With averaging.overlap, the exchange of a round runs in the background of the steps that follow
 // the boundary. Between them the ranks agree on how far it is, and at a fixed step, the adoption,
 // they wait for it:
 //
+// clang-format off
 //   Stage  -> Train -> AwaitStaged   -> [Unfinished -> Train -> AwaitStaged ...]
 //          -> AwaitDecision -> [Unfinished -> Train -> AwaitDecision ...]
 //          -> Pull -> Train to the adoption -> Pull -> [Keep] -> [Evaluate] -> Merge, Train ...
+// clang-format on
 //
 // With averaging.fragments, a round exchanges a part of the model. The group adopts the whole
 // version all the same, so that it can be checked, saved and evaluated, and restores its own values

@@ -87,7 +87,7 @@ class ShardExchange {
   void BeginStageVersion(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins to receive this rank's part of `version`. The owned values do not change.
   void BeginPull(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Of what was begun last, which must end before anything else begins. Finish waits for the end
+  // What was begun last, which must end before anything else begins. Finish waits for the end
   // and adds the traffic; afterwards, `duration` is how long it took.
   bool begun() const { return running_.valid(); }
   bool finished() const;
@@ -153,11 +153,11 @@ class ShardExchange {
     // What is added to the next change: what earlier frames have left out, and late changes, each
     // with its factor. Empty: zeros.
     std::vector<float> carried;
-    // Of the exchanged values: the change that was staged last, and what its frame leaves out.
+    // For the exchanged values: the change that was staged last, and what its frame leaves out.
     // Empty: there is none that may have to be kept; zeros. Unused with a coder, as `carried` is.
     std::vector<float> change;
     std::vector<float> left_out;
-    // Of the coder.
+    // Result of the coder.
     absl::Status coded;
     Traffic traffic;
     // Guarded by mutex_.
@@ -225,7 +225,7 @@ class ShardExchange {
   std::vector<Shard> shards_;
   // The following must end before the clients are destroyed.
   std::unique_ptr<Cancellation::Registration> on_cancel_;
-  // Of the values that the rank holds: held for copies of them.
+  // Guards the values that the rank holds while they are copied.
   absl::Mutex mutex_;
   absl::Mutex restages_mutex_;
   // Shard, round and seed of the requests that have no answer yet.

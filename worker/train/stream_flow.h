@@ -2,10 +2,12 @@
 // enqueues the bucket operations of a step on the communication stream, and events order them with
 // the compute stream. What follows each hook of PassListener (worker/nn/network.h):
 //
+// clang-format off
 //   AfterForwards           sum of the loss -> pinned memory (AwaitLoss)
 //   AfterBackward           reduce-scatter -> update -> (copy of the slice to the host)
 //   EndPass                 with norms: sum of the norms -> the updates
 //   the next BeginForward   all-gathers, in the order in which forward needs them
+// clang-format on
 //
 // A slice is updated only if the group's loss is finite, which the update kernel reads from device
 // memory. The host only reports the loss: it waits for it once per step, while backward still runs.

@@ -1,5 +1,5 @@
 // What a rank trains: the network that this process computes itself (trainer.cc), or the values of
-// a program with a training loop of its own (group/caller_model). MemberLoop carries out the
+// a program with a training loop of its own (group/caller_trainer). MemberLoop carries out the
 // protocol of rounds for either.
 //
 // All ranks of a group call the same methods in the same order; methods that are collectives say

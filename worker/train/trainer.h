@@ -48,7 +48,7 @@ struct TrainerOptions {
   // Files of `data`, and of `checkpoint`, of the spec.
   RootedFiles data_files = RootedFiles::Unrestricted();
   RootedFiles checkpoint_files = RootedFiles::Unrestricted();
-  // Of the channels to the shards.
+  // Credentials for the channels to the shards.
   Credentials credentials = Credentials::Insecure();
   // How often rank 0 reports while training.
   absl::Duration report_every = absl::Seconds(1);

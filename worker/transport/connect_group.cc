@@ -5,8 +5,10 @@
 // each pair dials, and there are no simultaneous opens. All peers advance together in one thread
 // that never blocks; one poll waits for all descriptors, for the listener and for the next retry.
 //
+// clang-format off
 //   caller  dial control: Header ------> Answer ----> dial channels: Header -> Answer ---> done
 //   callee  accept control: map memory, Answer -----> accept channels: Answer -----------> done
+// clang-format on
 //
 // A greeting precedes each header (handshake.h).
 //

@@ -1,8 +1,10 @@
 // The three messages with which ranks connect: greeting, header and answer.
 //
+// clang-format off
 //   listener -> caller  Greeting  a challenge
 //   caller -> listener  Header    identity of the group, ranks, purpose, host, wakeups, memory
 //   listener -> caller  Answer    code, host, wakeups if the memory is used, reason of a refusal
+// clang-format on
 //
 // A message is sent as it lies in memory: a fixed size and no padding, integers little-endian,
 // texts filled up with zeros. Headers and answers end with a tag, the HMAC-SHA256 of the rest, so

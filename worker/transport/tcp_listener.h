@@ -80,7 +80,7 @@ class TcpListener {
     absl::Time deadline;
     // IP address of the peer.
     std::string host;
-    // Of the greeting.
+    // Challenge of the greeting.
     Tag challenge{};
     std::string received;
     bool has_header() const { return received.size() == sizeof(Header); }
@@ -142,7 +142,7 @@ class TcpListener {
   // In the order of arrival.
   std::map<uint64_t, Connection> connections_ ABSL_GUARDED_BY(mutex_);
   std::map<GroupKey, Generation> newest_ ABSL_GUARDED_BY(mutex_);
-  // Of refused connections, which any host can cause.
+  // Limits messages about refused connections, which any host can cause.
   LogLimit log_limit_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;

@@ -38,7 +38,7 @@ class Wakeup {
 // The end that a peer uses to signal. Copies signal the same wakeup.
 class WakeupHandle {
  public:
-  // Of an owner that has exited: Signal has no effect.
+  // Belongs to an owner that has exited: Signal has no effect.
   WakeupHandle() = default;
   // Errors: NotFound if no wakeup has this name; ResourceExhausted.
   static absl::StatusOr<WakeupHandle> Take(absl::string_view name);

@@ -416,7 +416,7 @@ void ExpectExact(int ranks, int64_t meshes) {
 
 TEST(SearchTest, TenThousandRanks) { ExpectExact(10'000, 225); }
 
-// Of 441 meshes, 277 have no axis longer than the rows and outputs that it splits.
+// Only 277 of 441 meshes have no axis longer than the rows and outputs that it splits.
 TEST(SearchTest, HundredThousandRanks) { ExpectExact(100'000, 277); }
 
 TEST(SearchTest, ReportsInexactSearch) {

@@ -148,7 +148,7 @@ TEST(ReduceTest, SixteenBitRoundsToNearest) {
   std::mt19937_64 random(2);
   for (int round = 0; round < 200'000; ++round) {
     const uint16_t a = random();
-    // Of similar size, so that both matter.
+    // Both have a similar size, so that both matter.
     const uint16_t b = a + (random() % 8192) - 4096 + (random() % 2) * 0x8000;
     for (const DType type : {DType::kBFloat16, DType::kFloat16}) {
       const auto value = [&](uint16_t bits) {

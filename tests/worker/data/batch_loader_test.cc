@@ -188,7 +188,7 @@ TEST(BatchLoaderTest, BatchesDoNotDependOnThreads) {
   }
 }
 
-// Of several parts that fail, the error of the first one is returned, whichever thread was faster.
+// If several parts fail, the error of the first one is returned, whichever thread was faster.
 TEST(BatchLoaderTest, ErrorsDoNotDependOnThreads) {
   class Broken final : public Dataset {
    public:

@@ -42,7 +42,7 @@ TEST_F(TokenFilesTest, ReadsEveryWidth) {
     data().set_bytes_per_token(width);
     const auto dataset = OpenDataset(spec_, Split::kTrain);
     ASSERT_TRUE(dataset.ok()) << dataset.status();
-    // Of eight tokens, the seventh is the last label, and the eighth is not used.
+    // The seventh of eight tokens is the last label, and the eighth is not used.
     EXPECT_EQ((*dataset)->size(), 2);
     EXPECT_EQ((*dataset)->sample_shape(), (Shape{3}));
     EXPECT_EQ((*dataset)->labels_per_sample(), 3);

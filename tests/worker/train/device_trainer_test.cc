@@ -393,7 +393,7 @@ INSTANTIATE_TEST_SUITE_P(, DeviceCheckpointTest,
 TEST(DeviceTrainerTest, SingleRankPlaysRecordings) {
   const Result result = TrainToTheEnd(Where::kDevice, Spec(), {.ranks = 1, .boundaries = {20}});
   ASSERT_EQ(result.control->measured.size(), 1U);
-  // Of 20 steps, 2 are warm-up and 6 are profiled. Of the others, both phases of each are replayed,
+  // Among 20 steps, 2 are warm-up and 6 are profiled. Both phases of each other step are replayed,
   // except for those that run first and those that are captured.
   EXPECT_GE(result.played, 2 * (20 - 8 - 3));
 }

@@ -67,7 +67,7 @@ struct OnlyRank {
   TrainerProgress progress;
   std::vector<float> values;
   const std::vector<Owned> owned;
-  // Of the last pull.
+  // Traffic of the last pull.
   Traffic traffic;
   std::optional<ShardExchange> exchange;
 };

@@ -48,7 +48,7 @@ class Shard {
     EXPECT_TRUE(opened.ok()) << opened.status();
     return opened.ok() ? *opened : v1::RunOpened();
   }
-  // Of the group's `ranks`.
+  // Applies the contribution of the group's `ranks`.
   v1::Applied Apply(uint32_t round, uint32_t ranks, bool seed = false, bool outer = false) {
     v1::Apply apply = MakeApply(run_, round, {{.ranks = ranks, .samples = seed ? 1U : 100U}});
     apply.set_seed(seed);
