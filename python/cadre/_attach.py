@@ -17,7 +17,7 @@ from typing import Any, Union
 
 import torch
 
-from cadre import _forks, _library
+from cadre import _exits, _forks, _library
 from cadre._evaluation import Evaluate, checked_result
 from cadre._notice import notice_seconds
 from cadre._parameters import with_model
@@ -36,8 +36,6 @@ Optimizers = Union[torch.optim.Optimizer, "list[torch.optim.Optimizer]"]
 _log = logging.getLogger("cadre")
 # How often a waiting program looks for signals, in seconds.
 _POLL = 0.2
-# Characters of the reason that the coordinator receives.
-_MAX_REASON = 200
 # Turns of a loop without a step: more than accumulate gradients, or in which GradScaler finds its scale.
 _MAX_TURNS = 1000
 
@@ -54,7 +52,7 @@ def _reason_of(kind: type[BaseException] | None, value: BaseException | None) ->
     if issubclass(kind, GeneratorExit):
         # The generator of `for step in group` was closed, which does not say why.
         return "the program has left its loop by break or by an exception"
-    return f"{kind.__name__}: {value}"[:_MAX_REASON]
+    return _exits.describe_exception(kind, value)
 
 
 class Group(TrainingState):
@@ -143,6 +141,7 @@ class Group(TrainingState):
             notice_seconds=self._notice,
         )
         self._handle = self._library.cadre_group_open(ctypes.byref(options))
+        self._close_at_exit = _exits.close_with(self, self._library, self._handle)
         try:
             self._values.register(self._library, self._handle, self._check)
         except BaseException:
@@ -177,7 +176,7 @@ class Group(TrainingState):
         """Joins the run, and returns when the model has the values of its newest version.
 
         For loops that look at `ended`, such as those of trainers: no exception ends them. `finish` or
-        `close` must follow.
+        `close` must follow; if an exception ends the program before, the group leaves with it as the reason.
         """
         self._open(raises=False)
         return self
@@ -318,6 +317,7 @@ class Group(TrainingState):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._handlers.clear()
         handle, self._handle = self._handle, None
+        self._close_at_exit.detach()
         return handle
 
     # A forked child is not part of the group, and must not call the library, whose threads it lacks.

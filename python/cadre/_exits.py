@@ -1,0 +1,36 @@
+"""Ends the part of a program in its run if the program never does so itself."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from typing import Any
+
+# Characters of the reason that the coordinator receives.
+MAX_REASON = 200
+
+
+def describe_exception(kind: type[BaseException], value: BaseException | None) -> str:
+    """An exception as the reason why a program leaves."""
+    return f"{kind.__name__}: {value}"[:MAX_REASON]
+
+
+def _reason() -> str:
+    # The interpreter has stored the exception that ends the program. What it stores in a session is older.
+    failure = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    if failure is not None:
+        return describe_exception(type(failure), failure)
+    return "the program has ended, or has dropped the group, without leaving its loop"
+
+
+def _close(library: ctypes.CDLL, handle: int) -> None:
+    library.cadre_group_close(handle, _reason().encode())
+
+
+def close_with(owner: Any, library: ctypes.CDLL, handle: int) -> weakref.finalize:
+    """Closes the handle of a group when its owner is freed, or when the interpreter exits.
+
+    The owner calls `detach` of the result when it closes the handle itself, and in forked children.
+    """
+    return weakref.finalize(owner, _close, library, handle)
