@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +83,40 @@ def test_trainer_ends_before_the_run(cluster: Cluster) -> None:
     status = cluster.client.run_status(lines[0]["run"])
     assert (status["state"], status["step"]) == ("RUN_STATE_RUNNING", 10)
     assert "ended their loops at step 10 of 40" in status["reason"]
+    # What the trainer logs at an average counts for the next one; what it logs last, for the last one.
+    logged = [entry for line in lines for entry in line["logged"] if entry["step"] >= 8]
+    *_, last = (entry["commit"] for entry in cluster.client.history("llama")["entries"] if "commit" in entry)
+    assert last["loss"] == pytest.approx(sum(entry["loss"] for entry in logged) / 6, rel=1e-4)
+    assert [entry["cadre/version"] for entry in logged if entry["step"] == 10] == [status["version"]] * 2
+    assert {entry["cadre/discarded_steps"] for entry in logged} == {0}
+
+
+def test_scaled_step_of_a_run_that_has_ended_changes_nothing() -> None:
+    """GradScaler looks at the gradients, unless they are clipped, in the step."""
+    from transformers import TrainerControl
+
+    from cadre.integrations.transformers import CadreCallback
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    callback = CadreCallback(coordinator="unused", run="unused")
+    callback.group = SimpleNamespace(ended=True, step=3)  # type: ignore[assignment]
+    state, control = SimpleNamespace(num_input_tokens_seen=0, max_steps=60), TrainerControl()
+
+    def step() -> bool:
+        before = model.weight.detach().clone()
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        callback.on_pre_optimizer_step(None, state, control, optimizer=optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        callback.on_step_end(None, state, control)
+        return not torch.equal(model.weight, before)
+
+    assert not step()
+    # The optimizer may be used again.
+    callback.group.ended = control.should_training_stop = False
+    assert step()
 
 
 def test_trainer_ends_with_the_run(cluster: Cluster) -> None:
