@@ -18,6 +18,8 @@ if "CADRE_REQUIRE_TOOLS" not in os.environ:
         pytest.importorskip(_module)
 import torch  # noqa: E402
 
+import cadre  # noqa: E402
+
 
 def run_of(name: str = "llama", **fields: Any) -> dict[str, Any]:
     return {"name": name, "averaging": {"every_steps": 4, "min_groups": 2}, "cluster": {"groups": 2}, **fields}
@@ -71,6 +73,11 @@ def test_trainers_end_with_the_same_model(cluster: Cluster, trainers: tuple[str,
     assert {line["global_step"] for line in (one, other)} <= {12, None}
     assert cluster.client.run_status(one["run"])["state"] == "RUN_STATE_DONE"
     assert_saved_is_the_version(cluster, one["run"], "0", "1")
+    if trainers[0] == "lightning":
+        # Each loss counts for the average of its own step: 4 steps of 2 batches.
+        losses = [loss for line in (one, other) for loss in line["losses"][-8:]]
+        *_, last = (entry["commit"] for entry in cluster.client.history("llama")["entries"] if "commit" in entry)
+        assert last["loss"] == pytest.approx(sum(losses) / 16, rel=1e-4)
 
 
 def test_trainer_ends_before_the_run(cluster: Cluster) -> None:
@@ -119,6 +126,16 @@ def test_scaled_step_of_a_run_that_has_ended_changes_nothing() -> None:
     assert step()
 
 
+def test_steps_of_several_optimizers_in_lightning_are_not_those_of_the_run() -> None:
+    from cadre.integrations.lightning import CadreCallback
+
+    callback = CadreCallback(coordinator="unused", run={"name": "gan"})
+    optimizers = [torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1) for _ in range(2)]
+    trainer = SimpleNamespace(optimizers=optimizers, max_steps=40)
+    with pytest.raises(cadre.CadreError, match="each of its 2 optimizers.*give the run a `stop`"):
+        callback.on_fit_start(trainer, torch.nn.Linear(2, 1))
+
+
 def test_trainer_ends_with_the_run(cluster: Cluster) -> None:
     """Its own last step is later."""
     run = run_of(stop={"steps": 8})
@@ -153,9 +170,10 @@ def test_late_trainer_and_one_after_the_end(cluster: Cluster) -> None:
     assert load_file(cluster.folder / "saved.safetensors").keys() == cluster.client.pull(line["run"]).keys()
 
 
-def test_terminated_trainer_contributes_and_ends_with_143(cluster: Cluster) -> None:
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+def test_terminated_trainer_contributes_and_ends_with_143(cluster: Cluster, trainer: str) -> None:
     run = run_of(averaging={"every_steps": 500}, stop={"steps": 1000}, cluster={"groups": 1})
-    program = start(cluster, "p", "transformers", run, 1000, "--slow", "0.05")
+    program = start(cluster, "p", trainer, run, 1000, "--slow", "0.05")
     wait_for(lambda: any(group["step"] >= 20 for group in cluster.client.status()["groups"]), "steps")
     begun = time.monotonic()
     program.process.terminate()
