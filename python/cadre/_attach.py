@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Union
@@ -28,7 +28,7 @@ from cadre._state import TrainingState
 from cadre._steps import JointSteps, find_optimizers
 from cadre._values import Values
 from cadre._waits import WaitReport, describe_wait
-from cadre.client import Client, RunSpec, is_run_file
+from cadre.client import ENDED, Client, RunSpec, is_run_file
 from cadre.errors import CadreError, Left, RunEnded
 
 Optimizers = Union[torch.optim.Optimizer, "list[torch.optim.Optimizer]"]
@@ -43,16 +43,6 @@ _MAX_TURNS = 1000
 def _end_loop(*_: object) -> None:
     """Ends a `with` block before a step changes the model of the last version."""
     raise RunEnded
-
-
-def _reason_of(kind: type[BaseException] | None, value: BaseException | None) -> str:
-    """Why a program leaves, for the status of the run."""
-    if kind is None or issubclass(kind, (RunEnded, Left)):
-        return "the program has ended its loop"
-    if issubclass(kind, GeneratorExit):
-        # The generator of `for step in group` was closed, which does not say why.
-        return "the program has left its loop by break or by an exception"
-    return _exits.describe_exception(kind, value)
 
 
 class Group(TrainingState):
@@ -158,14 +148,19 @@ class Group(TrainingState):
             read = client.read(run)
             completed = with_model(read, self._values.specs, test_samples)
             # The coordinator's errors about a file have a line, if it is submitted unchanged.
-            answer = client.submit_or_join(run if completed is read else completed, join_ended=join_ended)
+            try:
+                answer = client.submit_or_join(run if completed is read else completed, join_ended=join_ended)
+            except CadreError as error:
+                if not (join_ended and read.get("name") and self._has_ended(read["name"], ENDED)):
+                    raise
+                raise CadreError(f"{error}; restart=True submits a new run") from None
         return answer["run"], answer["ended"]
 
-    def _has_ended(self, run: str) -> bool:
-        """Whether the run of this id or name has reached its end; False if this program may not know."""
+    def _has_ended(self, run: str, ends: Container[str] = ("RUN_STATE_DONE",)) -> bool:
+        """Whether the run of this id or name is in one of these states; False if this program may not know."""
         with self._connect() as client:
             try:
-                return client.run_status(run)["state"] == "RUN_STATE_DONE"
+                return client.run_status(run)["state"] in ends
             except CadreError:
                 # The run may not exist yet, or the certificate may not permit it: joining tells.
                 return False
@@ -197,7 +192,7 @@ class Group(TrainingState):
                         "torch.amp.GradScaler leaves out steps whose gradients are not finite"
                     )
         except BaseException as error:
-            self.close(_reason_of(type(error), error))
+            self.close(_exits.reason_of(type(error), error))
             raise
         if self._leaving:
             raise SystemExit(128 + signal.SIGTERM)
@@ -268,7 +263,7 @@ class Group(TrainingState):
         self._end_hooks = []
         if kind is None:
             self.finish()
-        self.close(_reason_of(kind, value))
+        self.close(_exits.reason_of(kind, value))
         ended = kind is not None and issubclass(kind, (RunEnded, Left))
         if self._leaving and (kind is None or ended):
             raise SystemExit(128 + signal.SIGTERM)
@@ -288,7 +283,7 @@ class Group(TrainingState):
                 self._check(self._library.cadre_group_finish(self._handle))
                 self._boundary(None)
             except BaseException as error:
-                self.close(_reason_of(type(error), error))
+                self.close(_exits.reason_of(type(error), error))
                 raise
         self.close("the program has ended its loop")
         if self._leaving:

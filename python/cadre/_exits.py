@@ -7,6 +7,8 @@ import sys
 import weakref
 from typing import Any
 
+from cadre.errors import Left, RunEnded
+
 # Characters of the reason that the coordinator receives.
 MAX_REASON = 200
 
@@ -16,8 +18,18 @@ def describe_exception(kind: type[BaseException], value: BaseException | None) -
     return f"{kind.__name__}: {value}"[:MAX_REASON]
 
 
+def reason_of(kind: type[BaseException] | None, value: BaseException | None) -> str:
+    """Why a program leaves, for the status of the run."""
+    if kind is None or issubclass(kind, (RunEnded, Left)):
+        return "the program has ended its loop"
+    if issubclass(kind, GeneratorExit):
+        # The generator of `for step in group` was closed, which does not say why.
+        return "the program has left its loop by break or by an exception"
+    return describe_exception(kind, value)
+
+
 def _reason() -> str:
-    # The interpreter has stored the exception that ends the program. What it stores in a session is older.
+    # The interpreter stores the exception that ends a program. In interactive use it may be an older one.
     failure = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     if failure is not None:
         return describe_exception(type(failure), failure)
