@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import weakref
 from typing import Any
@@ -36,13 +37,15 @@ def _reason() -> str:
     return "the program has ended, or has dropped the group, without leaving its loop"
 
 
-def _close(library: ctypes.CDLL, handle: int) -> None:
-    library.cadre_group_close(handle, _reason().encode())
+def _close(library: ctypes.CDLL, handle: int, process: int) -> None:
+    # A forked child has the handle, but not the threads of the library.
+    if os.getpid() == process:
+        library.cadre_group_close(handle, _reason().encode())
 
 
 def close_with(owner: Any, library: ctypes.CDLL, handle: int) -> weakref.finalize:
     """Closes the handle of a group when its owner is freed, or when the interpreter exits.
 
-    The owner calls `detach` of the result when it closes the handle itself, and in forked children.
+    The owner calls `detach` of the result when it closes the handle itself.
     """
-    return weakref.finalize(owner, _close, library, handle)
+    return weakref.finalize(owner, _close, library, handle, os.getpid())
