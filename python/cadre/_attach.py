@@ -10,14 +10,14 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Union
 
 import torch
 
-from cadre import _forks, _library
+from cadre import _exits, _forks, _library
 from cadre._evaluation import Evaluate, checked_result
 from cadre._notice import notice_seconds
 from cadre._parameters import with_model
@@ -28,7 +28,7 @@ from cadre._state import TrainingState
 from cadre._steps import JointSteps, find_optimizers
 from cadre._values import Values
 from cadre._waits import WaitReport, describe_wait
-from cadre.client import Client, RunSpec, is_run_file
+from cadre.client import ENDED, Client, RunSpec, is_run_file
 from cadre.errors import CadreError, Left, RunEnded
 
 Optimizers = Union[torch.optim.Optimizer, "list[torch.optim.Optimizer]"]
@@ -36,8 +36,6 @@ Optimizers = Union[torch.optim.Optimizer, "list[torch.optim.Optimizer]"]
 _log = logging.getLogger("cadre")
 # How often a waiting program looks for signals, in seconds.
 _POLL = 0.2
-# Characters of the reason that the coordinator receives.
-_MAX_REASON = 200
 # Turns of a loop without a step: more than accumulate gradients, or in which GradScaler finds its scale.
 _MAX_TURNS = 1000
 
@@ -45,16 +43,6 @@ _MAX_TURNS = 1000
 def _end_loop(*_: object) -> None:
     """Ends a `with` block before a step changes the model of the last version."""
     raise RunEnded
-
-
-def _reason_of(kind: type[BaseException] | None, value: BaseException | None) -> str:
-    """Why a program leaves, for the status of the run."""
-    if kind is None or issubclass(kind, (RunEnded, Left)):
-        return "the program has ended its loop"
-    if issubclass(kind, GeneratorExit):
-        # The generator of `for step in group` was closed, which does not say why.
-        return "the program has left its loop by break or by an exception"
-    return f"{kind.__name__}: {value}"[:_MAX_REASON]
 
 
 class Group(TrainingState):
@@ -143,6 +131,7 @@ class Group(TrainingState):
             notice_seconds=self._notice,
         )
         self._handle = self._library.cadre_group_open(ctypes.byref(options))
+        self._close_at_exit = _exits.close_with(self, self._library, self._handle)
         try:
             self._values.register(self._library, self._handle, self._check)
         except BaseException:
@@ -159,14 +148,19 @@ class Group(TrainingState):
             read = client.read(run)
             completed = with_model(read, self._values.specs, test_samples)
             # The coordinator's errors about a file have a line, if it is submitted unchanged.
-            answer = client.submit_or_join(run if completed is read else completed, join_ended=join_ended)
+            try:
+                answer = client.submit_or_join(run if completed is read else completed, join_ended=join_ended)
+            except CadreError as error:
+                if not (join_ended and read.get("name") and self._has_ended(read["name"], ENDED)):
+                    raise
+                raise CadreError(f"{error}; restart=True submits a new run") from None
         return answer["run"], answer["ended"]
 
-    def _has_ended(self, run: str) -> bool:
-        """Whether the run of this id or name has reached its end; False if this program may not know."""
+    def _has_ended(self, run: str, ends: Container[str] = ("RUN_STATE_DONE",)) -> bool:
+        """Whether the run of this id or name is in one of these states; False if this program may not know."""
         with self._connect() as client:
             try:
-                return client.run_status(run)["state"] == "RUN_STATE_DONE"
+                return client.run_status(run)["state"] in ends
             except CadreError:
                 # The run may not exist yet, or the certificate may not permit it: joining tells.
                 return False
@@ -177,7 +171,7 @@ class Group(TrainingState):
         """Joins the run, and returns when the model has the values of its newest version.
 
         For loops that look at `ended`, such as those of trainers: no exception ends them. `finish` or
-        `close` must follow.
+        `close` must follow; if an exception ends the program before, the group leaves with it as the reason.
         """
         self._open(raises=False)
         return self
@@ -198,7 +192,7 @@ class Group(TrainingState):
                         "torch.amp.GradScaler leaves out steps whose gradients are not finite"
                     )
         except BaseException as error:
-            self.close(_reason_of(type(error), error))
+            self.close(_exits.reason_of(type(error), error))
             raise
         if self._leaving:
             raise SystemExit(128 + signal.SIGTERM)
@@ -269,7 +263,7 @@ class Group(TrainingState):
         self._end_hooks = []
         if kind is None:
             self.finish()
-        self.close(_reason_of(kind, value))
+        self.close(_exits.reason_of(kind, value))
         ended = kind is not None and issubclass(kind, (RunEnded, Left))
         if self._leaving and (kind is None or ended):
             raise SystemExit(128 + signal.SIGTERM)
@@ -289,7 +283,7 @@ class Group(TrainingState):
                 self._check(self._library.cadre_group_finish(self._handle))
                 self._boundary(None)
             except BaseException as error:
-                self.close(_reason_of(type(error), error))
+                self.close(_exits.reason_of(type(error), error))
                 raise
         self.close("the program has ended its loop")
         if self._leaving:
@@ -318,6 +312,7 @@ class Group(TrainingState):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._handlers.clear()
         handle, self._handle = self._handle, None
+        self._close_at_exit.detach()
         return handle
 
     # A forked child is not part of the group, and must not call the library, whose threads it lacks.

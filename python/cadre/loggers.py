@@ -2,7 +2,8 @@
 
     python -m cadre.loggers RUN --coordinator HOST:7000 --tls DIR --tensorboard FOLDER
 
-The program only reads from the coordinator, so it may run anywhere and be started again at any time.
+The program only reads from the coordinator, so it may run anywhere and be started again at any time. It then
+replaces what TensorBoard has, and continues a run of MLflow or Weights & Biases after its newest entry.
 """
 
 from __future__ import annotations
@@ -18,10 +19,20 @@ from cadre.client import ENDED, Client
 from cadre.errors import CadreError
 
 
-class Writer(Protocol):
-    """Stores values by name."""
+# The metric with the number of an entry in the history, by which a writer knows what it has, and the one with its step.
+_ENTRY = "cadre/entry"
+_STEP = "cadre/step"
+# The tag with the lineage of a run; names and ids of runs are used again, by this cluster or by others.
+_LINEAGE = "cadre.lineage"
 
-    def write(self, step: int, time_ms: int, values: Mapping[str, float]) -> None: ...
+
+class Writer(Protocol):
+    """Stores the values of entries of a history by name."""
+
+    # The number of the newest entry that it has already.
+    newest: int
+
+    def write(self, number: int, step: int, time_ms: int, values: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -29,12 +40,15 @@ class Writer(Protocol):
 class TensorBoard:
     """Event files in a folder. Requires torch and tensorboard."""
 
+    newest = 0
+
     def __init__(self, folder: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(folder)
+        # Hides what files of the folder have from step 0 on.
+        self._writer = SummaryWriter(folder, purge_step=0)
 
-    def write(self, step: int, time_ms: int, values: Mapping[str, float]) -> None:
+    def write(self, number: int, step: int, time_ms: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step, walltime=time_ms / 1000)
 
@@ -43,34 +57,55 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of an experiment of an MLflow server or store. Requires mlflow or mlflow-skinny."""
+    """A run of an experiment of an MLflow server or store. Requires mlflow or mlflow-skinny.
 
-    def __init__(self, uri: str, name: str, experiment: str = "cadre") -> None:
+    `lineage`: of the run, which its tag has; a run of the experiment with this tag is continued.
+    """
+
+    def __init__(self, uri: str, name: str, lineage: str, experiment: str = "cadre") -> None:
+        from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
+        self._metric = Metric
         self._client = MlflowClient(tracking_uri=uri)
         found = self._client.get_experiment_by_name(experiment)
         number = found.experiment_id if found else self._client.create_experiment(experiment)
-        self._run = self._client.create_run(number, run_name=name).info.run_id
+        runs = self._client.search_runs([number], f"tags.`{_LINEAGE}` = '{lineage}'", max_results=1)
+        if runs:
+            self._run = runs[0].info.run_id
+            self.newest = int(runs[0].data.metrics.get(_ENTRY, 0))
+            self._client.update_run(self._run, status="RUNNING")
+        else:
+            self._run = self._client.create_run(number, run_name=name, tags={_LINEAGE: lineage}).info.run_id
+            self.newest = 0
 
-    def write(self, step: int, time_ms: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self._run, name, value, timestamp=time_ms, step=step)
+    def write(self, number: int, step: int, time_ms: int, values: Mapping[str, float]) -> None:
+        metrics = [self._metric(name, value, time_ms, step) for name, value in values.items()]
+        # The last one, so that an entry that was interrupted is repeated.
+        metrics.append(self._metric(_ENTRY, number, time_ms, number))
+        self._client.log_batch(self._run, metrics)
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
 
 
 class WandB:
-    """A run of a project of Weights & Biases. Requires wandb."""
+    """A run of a project of Weights & Biases. Requires wandb.
 
-    def __init__(self, project: str, name: str) -> None:
+    `lineage`: of the run, which is the id of the run there. Offline, a second run has the entries again.
+    """
+
+    def __init__(self, project: str, name: str, lineage: str) -> None:
         import wandb
 
-        self._run = wandb.init(project=project, name=name)
+        self._run = wandb.init(project=project, name=name, id=lineage, resume="allow")
+        # Its own steps may only increase, but an evaluation ends after later steps of training.
+        self._run.define_metric(_STEP)
+        self._run.define_metric("*", step_metric=_STEP)
+        self.newest = int(self._run.summary.get(_ENTRY) or 0)
 
-    def write(self, step: int, time_ms: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
+    def write(self, number: int, step: int, time_ms: int, values: Mapping[str, float]) -> None:
+        self._run.log({**values, _STEP: step, _ENTRY: number})
 
     def close(self) -> None:
         self._run.finish()
@@ -98,9 +133,8 @@ def values_of(entry: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
     return int(commit["step"]), {name: float(value) for name, value in values.items() if value is not None}
 
 
-def entries(client: Client, run: str, *, interval: float = 5.0) -> Iterator[dict[str, Any]]:
-    """Yields the entries of the run's history, until it has ended."""
-    after = 0
+def entries(client: Client, run: str, *, after: int = 0, interval: float = 5.0) -> Iterator[dict[str, Any]]:
+    """Yields the entries of the run's history with higher numbers than `after`, until it has ended."""
     while True:
         status = client.run_status(run)
         run = status["run"]  # its name may stand for a newer run later
@@ -114,13 +148,16 @@ def entries(client: Client, run: str, *, interval: float = 5.0) -> Iterator[dict
 
 
 def log_run(client: Client, run: str, writers: Sequence[Writer], *, interval: float = 5.0) -> int:
-    """Writes the history of the run until it has ended. Returns the number of entries."""
+    """Writes the history of the run until it has ended. Returns the number of entries that a writer lacked."""
     count = 0
     try:
-        for entry in entries(client, run, interval=interval):
+        oldest = min((writer.newest for writer in writers), default=0)
+        for entry in entries(client, run, after=oldest, interval=interval):
             step, values = values_of(entry)
+            number = int(entry["number"])
             for writer in writers:
-                writer.write(step, int(entry["time_ms"]), values)
+                if number > writer.newest:
+                    writer.write(number, step, int(entry["time_ms"]), values)
             count += 1
     finally:
         for writer in writers:
@@ -128,12 +165,12 @@ def log_run(client: Client, run: str, writers: Sequence[Writer], *, interval: fl
     return count
 
 
-def _name_of(client: Client, run: str, wait: float) -> str:
-    """The name of a run that may not have been submitted yet."""
+def _status_of(client: Client, run: str, wait: float) -> dict[str, Any]:
+    """The status of a run that may not have been submitted yet."""
     deadline = time.monotonic() + wait
     while True:
         try:
-            return client.run_status(run)["name"]
+            return client.run_status(run)
         except CadreError:
             if time.monotonic() > deadline:
                 raise
@@ -158,14 +195,15 @@ def main() -> int:
     writers: list[Writer] = []
     try:
         with Client(options.coordinator, tls=options.tls, insecure=options.insecure) as client:
-            name = _name_of(client, options.run, options.wait)
+            status = _status_of(client, options.run, options.wait)
+            name, lineage = status["name"], status["lineage"]
             if options.tensorboard:
                 writers.append(TensorBoard(options.tensorboard))
             if options.mlflow:
-                writers.append(MLflow(options.mlflow, name))
+                writers.append(MLflow(options.mlflow, name, lineage))
             if options.wandb:
-                writers.append(WandB(options.wandb, name))
-            count = log_run(client, options.run, writers, interval=options.interval)
+                writers.append(WandB(options.wandb, name, lineage))
+            count = log_run(client, status["run"], writers, interval=options.interval)
     except (CadreError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

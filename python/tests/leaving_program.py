@@ -12,6 +12,16 @@ import torch
 import cadre
 
 
+def fail(group: cadre.Group, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Trains like a trainer, whose user's data set raises an exception at this step."""
+    group.start()
+    while group.step < step:
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    raise ValueError("no such sample: 7")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--coordinator", required=True)
@@ -21,6 +31,7 @@ def main() -> None:
     parser.add_argument("--pause-at", type=int, default=-1, help="step before which it pauses once")
     parser.add_argument("--pause", type=float, default=0, help="seconds")
     parser.add_argument("--end-at", type=int, nargs="*", default=[], help="step, for each rank")
+    parser.add_argument("--fail-at", type=int, help="step at which the loop of a trainer fails")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.ranks:
@@ -32,6 +43,10 @@ def main() -> None:
     torch.nn.init.constant_(model.bias, 1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     seen = -1
+    if options.fail_at is not None:
+        group = cadre.attach(model, optimizer, coordinator=options.coordinator, run=json.loads(options.spec),
+                             insecure=True, timeout=90)
+        fail(group, model, optimizer, options.fail_at)
 
     def report(**line: object) -> None:
         if rank == 0:

@@ -90,7 +90,16 @@ def test_submissions_join_ended_runs(cluster: Cluster) -> None:
     cluster.client.stop("test", "enough")
     with pytest.raises(cadre.CadreError, match="run-1-test of the same name was stopped before its end: enough"):
         submit(run, 2)
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(cadre.CadreError, match="stopped before its end: enough.*; restart=True submits a new run$"):
+        cadre.attach(model, optimizer, coordinator=cluster.address, insecure=True, run=json.loads(spec()))
     assert submit(run, 1)["run"] == "run-2-test"
+    # The run of this name has not ended now.
+    with pytest.raises(cadre.CadreError, match="has the same name and another spec") as refused:
+        cadre.attach(model, optimizer, coordinator=cluster.address, insecure=True, run=json.loads(spec()))
+    assert "restart=True" not in str(refused.value)
     with pytest.raises(cadre.CadreError, match="give 0, 1 or 2"):
         submit(run, 3)
     cluster.start("p", "program.py", "--spec", spec("other", groups=1, steps=16)).succeed()

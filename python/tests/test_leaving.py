@@ -87,6 +87,20 @@ def test_terminated_program_that_is_alone_makes_a_version(cluster: Cluster, aske
     assert trained(leaves) <= run_of(cluster)["step"] <= trained(leaves) + 1
 
 
+def test_program_whose_trainer_fails_leaves_with_the_reason(cluster: Cluster) -> None:
+    """Trainers call `start`, and may end with an exception without another call of the group."""
+    text = spec(steps=ENDLESS)
+    fails = cluster.start("fails", "leaving_program.py", "--spec", text, "--fail-at", "20")
+    stays = cluster.start("stays", "leaving_program.py", "--spec", text, "--slow", "0.02")
+    assert fails.wait(60) == 1
+    assert "ValueError: no such sample: 7" in fails.err.read_text()
+    wait_for(lambda: any("left: ValueError: no such sample: 7" in group["reason"]
+                         for group in cluster.client.status()["groups"]), "the reason", 5)
+    step = trained(stays)
+    wait_for(lambda: trained(stays) > step + 10, "the other group to go on", 10)
+    end_run(cluster, stays)
+
+
 def test_terminated_ranks_agree_on_the_last_step(cluster: Cluster) -> None:
     text = spec(groups=1, steps=ENDLESS, every_steps=500)
     ranks = cluster.start("ranks", "leaving_program.py", "--spec", text, "--slow", "0.05", "--ranks",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from processes import PYTHON, Cluster
 from test_groups import spec
 
 import cadre
-from cadre.loggers import values_of
+from cadre.loggers import MLflow, TensorBoard, WandB, log_run, values_of
 
 
 def test_tensorboard_and_mlflow_open_the_history(
@@ -33,10 +36,17 @@ def test_tensorboard_and_mlflow_open_the_history(
     assert logger.returncode == 0
     history = cluster.client.history("logged")["entries"]
     assert f"wrote {len(history)} entries of run logged" in out
+    # Started again, it repeats nothing.
+    lineage = cluster.client.run_status("logged")["lineage"]
+    again = MLflow(store, "logged", lineage)
+    assert again.newest == len(history)
+    assert log_run(cluster.client, "logged", [TensorBoard(str(tmp_path / "events")), again]) == len(history)
     commits = [entry["commit"] for entry in history if "commit" in entry]
 
     accumulator = events.EventAccumulator(str(tmp_path / "events"))
     accumulator.Reload()
+    assert all(len({event.step for event in accumulator.Scalars(tag)}) == len(accumulator.Scalars(tag))
+               for tag in accumulator.Tags()["scalars"])
     scalars = {tag: {event.step: event.value for event in accumulator.Scalars(tag)}
                for tag in accumulator.Tags()["scalars"]}
     losses = {int(commit["step"]): commit["loss"] for commit in commits if commit.get("loss") is not None}
@@ -48,8 +58,53 @@ def test_tensorboard_and_mlflow_open_the_history(
     (run,) = client.search_runs([client.get_experiment_by_name("cadre").experiment_id])
     assert run.info.run_name == "logged"
     assert run.info.status == "FINISHED"
-    logged = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "train/loss")}
-    assert logged == pytest.approx(losses)
+    logged = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert len(logged) == len(losses)
+    assert dict(logged) == pytest.approx(losses)
+
+
+class FakeWandB:
+    """The part of wandb that the bridge uses: logs that survive, and the last values as their summary."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, list[dict[str, float]]] = {}
+        self.axes: dict[str, str] = {}
+
+    def init(self, *, project: str, name: str, id: str, resume: str) -> SimpleNamespace:
+        assert (project, resume) == ("project", "allow")
+        logs = self.logs.setdefault(id, [])
+
+        def define_metric(name: str, step_metric: str | None = None) -> None:
+            if step_metric is not None:
+                self.axes[name] = step_metric
+
+        # Without a step: wandb leaves out logs with a lower step than the newest.
+        return SimpleNamespace(summary={name: value for log in logs for name, value in log.items()},
+                               define_metric=define_metric, log=logs.append, finish=lambda: None)
+
+
+def test_wandb_keeps_late_evaluations_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = FakeWandB()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    commit = {"version": 2, "step": "40", "samples": "640", "participants": [], "bytes_across_groups": "0"}
+    history = [{"number": "1", "time_ms": "1", "commit": commit},
+               {"number": "2", "time_ms": "2", "evaluation": {"step": "20", "accuracy": 0.5, "loss": 1.0}}]
+
+    def log(count: int, lineage: str) -> int:
+        class Coordinator:
+            def run_status(self, run: str) -> dict[str, str]:
+                return {"run": run, "state": "RUN_STATE_DONE"}
+
+            def history(self, run: str, after: int) -> dict[str, Any]:
+                return {"entries": [entry for entry in history[:count] if int(entry["number"]) > after]}
+
+        return log_run(Coordinator(), "run-1", [WandB("project", "run", lineage)])
+
+    assert [log(1, "a"), log(2, "a"), log(2, "a"), log(2, "b")] == [1, 1, 0, 2]
+    assert [line["cadre/step"] for line in wandb.logs["a"]] == [40, 20]
+    assert wandb.logs["a"][1]["eval/accuracy"] == 0.5
+    assert wandb.logs["a"] == wandb.logs["b"]
+    assert wandb.axes == {"*": "cadre/step"}
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ if "CADRE_REQUIRE_TOOLS" not in os.environ:
     for _module in ("torch", "transformers", "accelerate", "lightning", "trl", "peft", "datasets"):
         pytest.importorskip(_module)
 import torch  # noqa: E402
+
+import cadre  # noqa: E402
 
 
 def run_of(name: str = "llama", **fields: Any) -> dict[str, Any]:
@@ -70,6 +73,11 @@ def test_trainers_end_with_the_same_model(cluster: Cluster, trainers: tuple[str,
     assert {line["global_step"] for line in (one, other)} <= {12, None}
     assert cluster.client.run_status(one["run"])["state"] == "RUN_STATE_DONE"
     assert_saved_is_the_version(cluster, one["run"], "0", "1")
+    if trainers[0] == "lightning":
+        # Each loss counts for the average of its own step: 4 steps of 2 batches.
+        losses = [loss for line in (one, other) for loss in line["losses"][-8:]]
+        *_, last = (entry["commit"] for entry in cluster.client.history("llama")["entries"] if "commit" in entry)
+        assert last["loss"] == pytest.approx(sum(losses) / 16, rel=1e-4)
 
 
 def test_trainer_ends_before_the_run(cluster: Cluster) -> None:
@@ -82,6 +90,50 @@ def test_trainer_ends_before_the_run(cluster: Cluster) -> None:
     status = cluster.client.run_status(lines[0]["run"])
     assert (status["state"], status["step"]) == ("RUN_STATE_RUNNING", 10)
     assert "ended their loops at step 10 of 40" in status["reason"]
+    # What the trainer logs at an average counts for the next one; what it logs last, for the last one.
+    logged = [entry for line in lines for entry in line["logged"] if entry["step"] >= 8]
+    *_, last = (entry["commit"] for entry in cluster.client.history("llama")["entries"] if "commit" in entry)
+    assert last["loss"] == pytest.approx(sum(entry["loss"] for entry in logged) / 6, rel=1e-4)
+    assert [entry["cadre/version"] for entry in logged if entry["step"] == 10] == [status["version"]] * 2
+    assert {entry["cadre/discarded_steps"] for entry in logged} == {0}
+
+
+def test_scaled_step_of_a_run_that_has_ended_changes_nothing() -> None:
+    """GradScaler looks at the gradients, unless they are clipped, in the step."""
+    from transformers import TrainerControl
+
+    from cadre.integrations.transformers import CadreCallback
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    callback = CadreCallback(coordinator="unused", run="unused")
+    callback.group = SimpleNamespace(ended=True, step=3)  # type: ignore[assignment]
+    state, control = SimpleNamespace(num_input_tokens_seen=0, max_steps=60), TrainerControl()
+
+    def step() -> bool:
+        before = model.weight.detach().clone()
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        callback.on_pre_optimizer_step(None, state, control, optimizer=optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        callback.on_step_end(None, state, control)
+        return not torch.equal(model.weight, before)
+
+    assert not step()
+    # The optimizer may be used again.
+    callback.group.ended = control.should_training_stop = False
+    assert step()
+
+
+def test_steps_of_several_optimizers_in_lightning_are_not_those_of_the_run() -> None:
+    from cadre.integrations.lightning import CadreCallback
+
+    callback = CadreCallback(coordinator="unused", run={"name": "gan"})
+    optimizers = [torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1) for _ in range(2)]
+    trainer = SimpleNamespace(optimizers=optimizers, max_steps=40)
+    with pytest.raises(cadre.CadreError, match="each of its 2 optimizers.*give the run a `stop`"):
+        callback.on_fit_start(trainer, torch.nn.Linear(2, 1))
 
 
 def test_trainer_ends_with_the_run(cluster: Cluster) -> None:
@@ -118,9 +170,10 @@ def test_late_trainer_and_one_after_the_end(cluster: Cluster) -> None:
     assert load_file(cluster.folder / "saved.safetensors").keys() == cluster.client.pull(line["run"]).keys()
 
 
-def test_terminated_trainer_contributes_and_ends_with_143(cluster: Cluster) -> None:
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+def test_terminated_trainer_contributes_and_ends_with_143(cluster: Cluster, trainer: str) -> None:
     run = run_of(averaging={"every_steps": 500}, stop={"steps": 1000}, cluster={"groups": 1})
-    program = start(cluster, "p", "transformers", run, 1000, "--slow", "0.05")
+    program = start(cluster, "p", trainer, run, 1000, "--slow", "0.05")
     wait_for(lambda: any(group["step"] >= 20 for group in cluster.client.status()["groups"]), "steps")
     begun = time.monotonic()
     program.process.terminate()

@@ -82,6 +82,7 @@ def train_transformers(options: argparse.Namespace, model: torch.nn.Module, run:
     trained = trainer.train()
     assert "train_runtime" in trained.metrics
     options.global_step = trainer.state.global_step
+    options.logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     options.rate = trainer.lr_scheduler.get_last_lr()[0]
     return callback.group
 
@@ -97,7 +98,9 @@ def train_lightning(options: argparse.Namespace, model: torch.nn.Module, run: di
             self.model = model
 
         def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-            return self.model(**batch).loss
+            loss = self.model(**batch).loss
+            options.losses.append(loss.item())
+            return loss
 
         def on_train_batch_end(self, *_: Any) -> None:
             time.sleep(options.slow)
@@ -176,14 +179,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = make_model(options.seed, options.lora)
-    options.global_step = options.rate = None
+    options.global_step = options.rate = options.logged = None
+    options.losses = []
     train = {"transformers": train_transformers, "sft": train_transformers, "lightning": train_lightning,
              "accelerate": train_accelerate, "plain": train_plain}[options.trainer]
     group = train(options, model, json.loads(options.run))
     model.save_pretrained(options.output)
     print(json.dumps({"step": group.step, "version": group.version, "digest": group.digest, "ended": group.ended,
                       "discarded": group.discarded_steps, "run": group.run, "global_step": options.global_step,
-                      "rate": options.rate}))
+                      "rate": options.rate, "logged": options.logged, "losses": options.losses}))
 
 
 if __name__ == "__main__":

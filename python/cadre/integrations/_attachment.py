@@ -35,6 +35,9 @@ class Attachment:
             if batch is not None:
                 known["batch_per_group"] = batch
             run = {**known, **run}
+        if self.group is not None:
+            # An exception may have ended the trainer, without another call.
+            self.group.close("the trainer begins again")
         self.group = attach(model, optimizer, **{**self._options, "run": run}).start()
         return self.group
 

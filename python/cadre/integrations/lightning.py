@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import lightning
 import torch
 
+from cadre._exits import describe_exception
+from cadre.errors import CadreError
 from cadre.integrations._attachment import Attachment
 
 
@@ -22,7 +25,11 @@ class CadreCallback(Attachment, lightning.Callback):
     of the run. The program ends with code 143 after a SIGTERM.
 
     The run needs `batch_per_group`: the loader's batch size, times accumulate_grad_batches, times the
-    number of ranks; and `stop`, unless the trainer has max_steps.
+    number of ranks; and `stop`, unless the trainer has max_steps and one optimizer. With several,
+    max_steps counts the steps of each of them, the run those that they make together.
+
+    Each loss counts for the average of its step. In manual optimization it is the `loss` that
+    training_step returns, after its step: at an average it counts for the next one.
 
     `sampler(dataset)` makes a sampler for the loader with the samples of this group. With several
     ranks, use `dataset(source)` with Trainer(use_distributed_sampler=False) and a strategy that
@@ -31,13 +38,32 @@ class CadreCallback(Attachment, lightning.Callback):
 
     # The trainer fetches the first batches, whose positions the group must know, before on_train_start.
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        group = self.begin(pl_module, list(trainer.optimizers), steps=trainer.max_steps)
+        optimizers = list(trainer.optimizers)
+        run = self._options["run"]
+        if len(optimizers) > 1 and trainer.max_steps > 0 and isinstance(run, Mapping) and "stop" not in run:
+            raise CadreError(
+                f"max_steps of the trainer counts the steps of each of its {len(optimizers)} optimizers, the run "
+                "those that they make together; give the run a `stop`, such as \"stop\": {\"steps\": "
+                f"{trainer.max_steps // len(optimizers)}}}")
+        group = self.begin(pl_module, optimizers, steps=trainer.max_steps)
         if group.ended:
             trainer.should_stop = True
             return
         for config in trainer.lr_scheduler_configs:
             if config.interval == "step" and config.frequency == 1:
                 group.follow(config.scheduler)
+
+    def on_before_backward(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, loss: torch.Tensor
+    ) -> None:
+        # Manual optimization may have several losses of a step.
+        if self.group is None or not pl_module.automatic_optimization:
+            return
+        # The trainer has divided it by the number of batches whose gradients it accumulates, and scaled it
+        # in fp16.
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        self.group.report(loss=loss.detach() * (trainer.accumulate_grad_batches / scale))
 
     def on_before_optimizer_step(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, optimizer: torch.optim.Optimizer
@@ -54,10 +80,8 @@ class CadreCallback(Attachment, lightning.Callback):
         if group is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if loss is not None:
-            # The trainer has divided it by the number of batches whose gradients it accumulates.
-            scale = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            group.report(loss=scale * (loss.detach() if isinstance(loss, torch.Tensor) else loss))
+        if loss is not None and not pl_module.automatic_optimization:
+            group.report(loss=loss)
         # Before the trainer validates and saves.
         if not group.ended and 0 <= trainer.max_steps <= trainer.global_step:
             group.finish()
@@ -73,7 +97,11 @@ class CadreCallback(Attachment, lightning.Callback):
     ) -> None:
         if self.group is None:
             return
-        # The trainer's own answer to SIGTERM, without an exit code.
-        if type(exception).__name__ == "SIGTERMException":
-            self.group.finish()
-        self.group.close(f"{type(exception).__name__}: {exception}"[:200])
+        # The trainer's own answer to SIGTERM, a SystemExit without a code.
+        if isinstance(exception, SystemExit) and type(exception).__name__ == "SIGTERMException":
+            try:
+                self.group.finish()
+            except SystemExit as left:
+                # The trainer still closes its loggers.
+                exception.code = left.code
+        self.group.close(describe_exception(type(exception), exception))
