@@ -103,16 +103,8 @@ class Group(TrainingState):
         self._scale: float | None = None
         self._rank, self._ranks = ranks_of_program()
         self._values = Values(model, pipeline=pipeline)
-        # A run of this name has ended, and its last version is the program's result.
-        self._run_ended = False
-        if not isinstance(run, str) or is_run_file(run):
-            spec = run if isinstance(run, Mapping) else Path(run)
-            run, self._run_ended = made_by_rank_0(
-                lambda: self._submit(spec, test_samples, join_ended=not restart))
-        elif restart:
-            raise CadreError(f"restart=True submits a new run, which '{run}' does not describe")
-        else:
-            self._run_ended = made_by_rank_0(functools.partial(self._has_ended, run))
+        # If a run of this name has ended, its last version is the program's result.
+        run, self._run_ended = self._find_or_submit(run, test_samples, restart)
         self._awaited = run
         program = made_by_rank_0(lambda: uuid.uuid4().hex)
         options = _library.GroupOptions(
@@ -141,6 +133,15 @@ class Group(TrainingState):
     def _refuse_attached(self) -> None:
         if any(getattr(one, "_cadre_group", None) is not None for one in self._optimizers):
             raise CadreError("the optimizer is attached to a group already; close that group first")
+
+    def _find_or_submit(self, run: str | RunSpec, test_samples: int, restart: bool) -> tuple[str, bool]:
+        """The id or name of the run, and whether it has ended already."""
+        if not isinstance(run, str) or is_run_file(run):
+            spec = run if isinstance(run, Mapping) else Path(run)
+            return made_by_rank_0(lambda: self._submit(spec, test_samples, join_ended=not restart))
+        if restart:
+            raise CadreError(f"restart=True submits a new run, which '{run}' does not describe")
+        return run, made_by_rank_0(functools.partial(self._has_ended, run))
 
     def _submit(self, run: RunSpec, test_samples: int, *, join_ended: bool) -> tuple[str, bool]:
         """Submits the run with the model's parameters. Returns its id, and whether it has ended already."""

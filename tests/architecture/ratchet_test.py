@@ -104,6 +104,7 @@ def write_list(listed):
                  "lizard is not installed: deploy/setup.sh test")
 class Ratchet(unittest.TestCase):
     def test_nothing_has_grown(self):
+        self.maxDiff = None
         listed = read_list(LIST.read_text(encoding="utf-8"))
         self.assertEqual([], list(compare(listed, measure_tree(ROOT))))
 
