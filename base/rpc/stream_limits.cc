@@ -38,7 +38,8 @@ OpenStreams::OpenStreams(int max, absl::Duration limit)
 OpenStreams::~OpenStreams() {
   {
     absl::MutexLock lock(&mutex_);
-    changed_.WaitFor(mutex_, absl::InfiniteDuration(), [this] { return open_ == 0; });
+    const auto closed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_ == 0; };
+    changed_.WaitFor(mutex_, absl::InfiniteDuration(), closed);
     ending_ = true;
     changed_.NotifyAll();
   }
@@ -70,8 +71,10 @@ void OpenStreams::Stream::End(const std::function<void()>& destroy) {
     if (streams.cancelled_ == this && std::this_thread::get_id() == streams.thread_.get_id()) {
       streams.cancelled_ = nullptr;
     }
-    streams.changed_.WaitFor(streams.mutex_, absl::InfiniteDuration(),
-                             [&] { return streams.cancelled_ != this; });
+    const auto done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(streams.mutex_) {
+      return streams.cancelled_ != this;
+    };
+    streams.changed_.WaitFor(streams.mutex_, absl::InfiniteDuration(), done);
   }
   destroy();
   absl::MutexLock lock(&streams.mutex_);
@@ -88,7 +91,8 @@ OpenStreams::Stream* OpenStreams::FindSilent() {
 
 void OpenStreams::CancelSilent() {
   absl::MutexLock lock(&mutex_);
-  while (!changed_.WaitFor(mutex_, limit_ / kExaminations, [this] { return ending_; })) {
+  const auto ending = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ending_; };
+  while (!changed_.WaitFor(mutex_, limit_ / kExaminations, ending)) {
     while (Stream* const silent = FindSilent()) {
       silent->until_ = absl::InfiniteFuture();
       cancelled_ = silent;

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Checks the lock annotations (ABSL_GUARDED_BY and others) of the product with clang's thread-safety analysis.
+
+    deploy/build.sh && tests/architecture/check_locks.py [--build DIR] [--clang PROGRAM] [FILTER]
+
+Nothing is compiled to code. FILTER selects the sources whose path contains it. Requires clang 16 or newer and its
+libomp (Debian: clang-16, libomp-16-dev). Exits with 1 if a lock is not held where an annotation requires it, and
+with 2 if a source cannot be analysed.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Options that decide what a source means; the others are those of another compiler.
+KEPT = ("-I", "-D", "-std=", "-m")
+
+
+def command_of(entry, clang):
+    words = iter(shlex.split(entry["command"]))
+    kept = []
+    for word in words:
+        if word == "-isystem":
+            kept += [word, next(words)]
+        elif word.startswith(KEPT):
+            kept.append(word)
+    return [clang, "-fsyntax-only", "-Wno-everything", "-Wthread-safety", *kept, entry["file"]]
+
+
+def is_product(entry, build):
+    """Sources of rooms, and the files of a unity build that include them."""
+    path = pathlib.Path(entry["file"])
+    relative = path.relative_to(build) if path.is_relative_to(build) else path.relative_to(ROOT)
+    return path.suffix in (".cc", ".cxx") and relative.parts[0] not in ("tests", "bench", "generated", "proto")
+
+
+def analyse(entry, clang):
+    done = subprocess.run(command_of(entry, clang), cwd=entry["directory"], capture_output=True, text=True)
+    return entry["file"], done.returncode, done.stderr
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("filter", nargs="?", default="")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", help="build folder (default: build)")
+    parser.add_argument("--clang", default="clang++-16", help="default: clang++-16")
+    options = parser.parse_args()
+    if shutil.which(options.clang) is None:
+        parser.error(f"there is no {options.clang}: install clang-16 and libomp-16-dev, or give --clang")
+    if not (options.build / "compile_commands.json").exists():
+        parser.error(f"{options.build} has no compile_commands.json: run deploy/build.sh first")
+    return options
+
+
+def main():
+    options = parse_arguments()
+    build = options.build.resolve()
+    entries = [entry for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
+               if options.filter in entry["file"] and is_product(entry, build)]
+    if not entries:
+        sys.exit(f"check_locks: no source has '{options.filter}' in its path")
+    warned, failed = [], []
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = [pool.submit(analyse, entry, options.clang) for entry in entries]
+        for number, one in enumerate(concurrent.futures.as_completed(running), 1):
+            file, code, messages = one.result()
+            if sys.stderr.isatty():
+                print(f"\r{number} of {len(entries)} sources", end="", file=sys.stderr, flush=True)
+            if code != 0:
+                failed.append(file)
+            elif messages:
+                warned.append(file)
+            if messages:
+                print(messages, flush=True)
+    print(f"{len(entries)} sources, {len(warned)} with findings, {len(failed)} could not be analysed")
+    sys.exit(2 if failed else 1 if warned else 0)
+
+
+if __name__ == "__main__":
+    main()
