@@ -193,8 +193,12 @@ def test_adapters_alone_travel(cluster: Cluster) -> None:
     assert all(".lora_" in name for name in version)
     status = cluster.client.run_status(lines[0]["run"])
     values = 4 * sum(value.size for value in version.values())
-    # Each of 4 rounds, the first values included, to and from both groups.
-    assert int(status["payload_bytes_across_groups"]) == pytest.approx(values * 2 * 2 * 4, rel=0.25)
+    # 3 rounds, to and from both groups, and the first values, which a group that begins later only receives.
+    transfers, rest = divmod(int(status["payload_bytes_across_groups"]), values)
+    assert rest == 0
+    assert 12 < transfers <= 16
+    # The messages around them have a constant size: 0.5 % of adapters of 100 kB.
+    assert int(status["bytes_across_groups"]) < (values + 500) * transfers
     for name in ("0", "1"):
         adapters = saved(cluster, name, adapter=True)
         assert {key.replace(".weight", ".default.weight") for key in adapters} == version.keys()
