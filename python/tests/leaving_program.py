@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 
 import cadre
+
+
+def compiled(model: torch.nn.Module, seconds: float) -> Any:
+    """The model, whose compilation at its first call takes this time. It holds the interpreter's lock."""
+
+    def compile_slowly(graph: Any, _: Any) -> Any:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            ctypes.PyDLL(None).usleep(500000)
+        print(json.dumps({"compiled": seconds}))
+        return graph.forward
+
+    return torch.compile(model, backend=compile_slowly)
 
 
 def main() -> None:
@@ -20,6 +35,7 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=0, help="seconds of each step")
     parser.add_argument("--pause-at", type=int, default=-1, help="step before which it pauses once")
     parser.add_argument("--pause", type=float, default=0, help="seconds")
+    parser.add_argument("--compile", type=float, default=0, help="seconds of the compilation")
     parser.add_argument("--end-at", type=int, nargs="*", default=[], help="step, for each rank")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -30,6 +46,8 @@ def main() -> None:
     model = torch.nn.Linear(4, 2)
     torch.nn.init.constant_(model.weight, 1.0)
     torch.nn.init.constant_(model.bias, 1.0)
+    if options.compile > 0:
+        model = compiled(model, options.compile)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     seen = -1
 
