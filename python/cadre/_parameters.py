@@ -134,10 +134,20 @@ def parts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
 def digest_of(tensor: Any) -> str:
     """A digest of all values of a frozen parameter. A collective for a DTensor."""
     whole = tensor.full_tensor() if is_dtensor(tensor) else tensor
-    if whole.layout is not torch.strided:
-        whole = whole.to_dense()
-    values = whole.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.blake2b(values.numpy(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(_bytes_of(whole), digest_size=8)
+    # The elements of a parameter in 4 bits (bitsandbytes) are codes, whose values depend on scales.
+    scales = getattr(tensor, "quant_state", None)
+    if scales is not None:
+        for name, part in sorted(scales.as_dict(packed=True).items()):
+            digest.update(name.encode())
+            digest.update(_bytes_of(part))
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
 class Role(enum.Enum):

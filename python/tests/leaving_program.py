@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--spec", required=True, help="JSON")
     parser.add_argument("--ranks", action="store_true", help="of torchrun, with equal models")
     parser.add_argument("--slow", type=float, default=0, help="seconds of each step")
+    parser.add_argument("--compile", type=float, default=0, help="seconds of the compilation")
     parser.add_argument("--pause-at", type=int, default=-1, help="step before which it pauses once")
     parser.add_argument("--pause", type=float, default=0, help="seconds")
     parser.add_argument("--end-at", type=int, nargs="*", default=[], help="step, for each rank")
@@ -38,7 +41,9 @@ def main() -> None:
         torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank() if options.ranks else 0
     end_at = options.end_at[min(rank, len(options.end_at) - 1)] if options.end_at else -1
-    model = torch.nn.Linear(4, 2)
+    model: torch.nn.Module = torch.nn.Linear(4, 2)
+    if options.compile > 0:
+        model = compiled(model, options.compile)
     torch.nn.init.constant_(model.weight, 1.0)
     torch.nn.init.constant_(model.bias, 1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -75,6 +80,19 @@ def main() -> None:
         return
     report(ended=True, version=group.version, digest=group.digest, step=group.step,
            discarded=group.discarded_steps, weight=model.weight.flatten().tolist())
+
+
+def compiled(model: torch.nn.Module, seconds: float) -> Any:
+    """The model, whose compilation at its first call takes this time. It holds the interpreter's lock."""
+
+    def compile_slowly(graph: Any, _: Any) -> Any:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            ctypes.PyDLL(None).usleep(500000)
+        print(json.dumps({"compiled": seconds}))
+        return graph.forward
+
+    return torch.compile(model, backend=compile_slowly)
 
 
 if __name__ == "__main__":

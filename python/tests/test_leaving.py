@@ -51,6 +51,26 @@ def test_pause_delays_others_for_the_grace_window(cluster: Cluster, averaging: d
     assert "groups_stalled" not in cluster.client.status()["counters"]
 
 
+def test_compilation_delays_others_for_the_grace_window(cluster: Cluster) -> None:
+    """It takes longer than the lease, at the first step, and the interpreter runs nothing else meanwhile."""
+    seconds = 6
+    text = spec(steps=ENDLESS, min_grace_ms=1000, **CODED)
+    compiles = cluster.start("compiles", "leaving_program.py", "--spec", text, "--slow", "0.05",
+                             "--compile", str(seconds))
+    other = cluster.start("other", "leaving_program.py", "--spec", text, "--slow", "0.05")
+    wait_for(lambda: any("compiled" in line for line in compiles.lines()), "the compilation")
+    during = max(other.versions())
+    wait_for(lambda: max(compiles.versions()) > during + 1, "the program to go on")
+    counters = cluster.client.status()["counters"]
+    end_run(cluster, other, compiles)
+    assert_agree(other, compiles)
+    times = [line["time"] for line in other.lines() if "version" in line]
+    waits = [end - begin for begin, end in zip(times, times[1:])]
+    assert during > 2 and max(waits) < seconds - 1, "the other group went on during the compilation"
+    assert [line["discarded"] for line in compiles.lines() if "version" in line][-1] == 0
+    assert counters["groups_formed"] == "2" and "groups_stalled" not in counters
+
+
 def test_terminated_program_contributes_after_its_step(cluster: Cluster) -> None:
     text = spec(steps=ENDLESS, every_steps=240)
     arguments = ("--spec", text, "--slow", "0.05")

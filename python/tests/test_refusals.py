@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 from cadre import _attach, _waits  # noqa: E402
 from cadre._evaluation import checked_result  # noqa: E402
-from cadre._parameters import parameters_of, refuse_unsupported  # noqa: E402
+from cadre._parameters import digest_of, parameters_of, refuse_unsupported  # noqa: E402
 from cadre._steps import StepHooks, find_optimizer  # noqa: E402
 
 
@@ -333,6 +333,27 @@ class Adapted(torch.nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         return self.head(inputs)
+
+
+class Scales:
+    """Stands for QuantState of bitsandbytes, which has the scales of a parameter in 4 bits."""
+
+    def __init__(self, largest: float) -> None:
+        self.largest = largest
+
+    def as_dict(self, packed: bool) -> dict[str, Any]:
+        assert packed
+        return {"absmax": torch.tensor([self.largest]), "quant_map": torch.arange(16.0)}
+
+
+def test_digest_of_codes_contains_their_scales() -> None:
+    def quantized(largest: float) -> Any:
+        parameter = torch.nn.Parameter(torch.arange(8, dtype=torch.uint8).view(8, 1), requires_grad=False)
+        parameter.quant_state = Scales(largest)
+        return parameter
+
+    assert digest_of(quantized(0.5)) == digest_of(quantized(0.5))
+    assert digest_of(quantized(0.5)) != digest_of(quantized(0.25))
 
 
 def test_many_parameters_and_empty_ones(cluster: Cluster) -> None:
