@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Options that decide what a source means; the others are those of another compiler.
@@ -46,6 +47,25 @@ def analyse(entry, clang):
     return entry["file"], done.returncode, done.stderr
 
 
+# A field that is read without its lock, which clang must report.
+VIOLATION = """
+struct __attribute__((capability("mutex"))) Mutex {};
+struct Counter {
+  Mutex mutex;
+  int value __attribute__((guarded_by(mutex)));
+  int Get() { return value; }
+};
+"""
+
+
+def reports_violations(clang):
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "violation.cc")
+        pathlib.Path(file).write_text(VIOLATION, encoding="utf-8")
+        _, code, messages = analyse({"command": "c++ -std=c++20", "file": file, "directory": folder}, clang)
+    return code == 0 and "requires holding mutex" in messages
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("filter", nargs="?", default="")
@@ -56,6 +76,8 @@ def parse_arguments():
         parser.error(f"there is no {options.clang}: install clang-16 and libomp-16-dev, or give --clang")
     if not (options.build / "compile_commands.json").exists():
         parser.error(f"{options.build} has no compile_commands.json: run deploy/build.sh first")
+    if not reports_violations(options.clang):
+        parser.error(f"{options.clang} does not report a field that is read without its lock")
     return options
 
 

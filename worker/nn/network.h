@@ -274,7 +274,7 @@ class Network {
   // All buffers of the programs: a block for each micro-batch in flight. Evaluation, of one batch
   // at a time, may extend over several blocks.
   DeviceArray<float> memory_;
-  // Block of the largest training program.
+  // Size of a block: that of the largest training program.
   int64_t block_words_ = 0;
   int in_flight_ = 1;
   int64_t memory_moves_ = 0;
@@ -305,7 +305,7 @@ class Network {
   std::vector<Pass> passes_;
   size_t playing_ = 0;
   int stage_ = 0;
-  // Whether EndForwards has been called.
+  // Whether the listener knows that the last forward of the step has ended.
   bool forwards_done_ = false;
   bool training_ = false;
   // By block of memory: messages that may still be sent from it.
