@@ -24,7 +24,7 @@ DEFINITIONS = {
 OTHERS = {
     "help", "version", "logtostderr", "flagfile", "verbose", "build-arg", "target", "cpu-manager-policy",
     "topology-manager-policy", "ntasks-per-node", "cpus-per-task", "from-file", "namespace", "set", "now", "unit",
-    "reference", "nproc-per-node", "descriptor-set-out", "install", "ulimit", "pids-limit", "max-restarts",
+    "reference", "nproc-per-node", "descriptor-set-out", "install", "ulimit", "pids-limit", "max-restarts", "standalone",
     "no",  # --no-FLAG
 }
 
