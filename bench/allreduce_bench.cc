@@ -30,7 +30,7 @@
 #include "base/status.h"
 #include "bench/allreduce/rank.h"
 #include "bench/harness.h"
-#include "worker/transport/thread_transport.h"
+#include "comm/transport/thread_transport.h"
 
 DEFINE_int32(ranks, 2, "Number of ranks. With more ranks than cores the times are not meaningful.");
 DEFINE_string(

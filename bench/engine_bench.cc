@@ -40,10 +40,10 @@
 #include "base/status.h"
 #include "bench/harness.h"
 #include "bench/training.h"
+#include "comm/transport/thread_transport.h"
 #include "kernels/cpu/openmp_settings.h"
 #include "plan/search/planner.h"
 #include "worker/train/replica.h"
-#include "worker/transport/thread_transport.h"
 
 DEFINE_string(model, "lenet", "A model of the zoo, or a run file.");
 DEFINE_string(zoo, "", "Folder of run files to take the model from, instead of the built-in zoo.");

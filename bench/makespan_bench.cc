@@ -28,11 +28,11 @@
 #include "base/status.h"
 #include "bench/harness.h"
 #include "bench/training.h"
+#include "comm/communicator.h"
 #include "plan/pipeline.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/placed_prediction.h"
 #include "plan/search/staged_plans.h"
-#include "worker/comm/communicator.h"
 #include "worker/train/replica.h"
 
 DEFINE_string(model, "bench/makespan/diamond.textproto", "A run file.");

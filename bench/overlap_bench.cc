@@ -35,6 +35,7 @@
 #include "base/trace.h"
 #include "bench/harness.h"
 #include "bench/training.h"
+#include "comm/transport/tcp_listener.h"
 #include "kernels/cpu/openmp_settings.h"
 #include "plan/cost/overlap.h"
 #include "plan/plan_collectives.h"
@@ -42,7 +43,6 @@
 #include "worker/train/group_plan.h"
 #include "worker/train/replica.h"
 #include "worker/train/step_tracer.h"
-#include "worker/transport/tcp_listener.h"
 
 DEFINE_string(model, "alexnet", "A model of the zoo, or a run file.");
 DEFINE_int32(batch, 32, "Samples of a step, over all ranks.");

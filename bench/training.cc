@@ -12,9 +12,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "comm/transport/connect_group.h"
 #include "model/validate.h"
 #include "model/zoo_file.h"
-#include "worker/transport/connect_group.h"
 
 namespace cadre {
 namespace {

@@ -9,12 +9,12 @@
 
 #include "absl/status/statusor.h"
 #include "base/median.h"
+#include "comm/transport/tcp_listener.h"
+#include "comm/transport/transport.h"
 #include "plan/memory.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "worker/train/batches.h"
 #include "worker/train/replica.h"
-#include "worker/transport/tcp_listener.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 

@@ -17,11 +17,11 @@
 #include "cli/command_options.h"
 #include "cli/commands.h"
 #include "cli/hub_folder.h"
+#include "cli/import/import.h"
 #include "cli/tensor_file.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/formats/safetensors.h"
-#include "model/import/import.h"
 #include "server/client/version_reader.h"
 
 namespace cadre {

@@ -12,8 +12,8 @@
 #include "base/status.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/import/import.h"
 #include "cli/tensor_file.h"
-#include "model/import/import.h"
 
 namespace cadre {
 namespace {

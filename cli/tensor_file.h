@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cli/import/import.h"
 #include "model/formats/safetensors.h"
-#include "model/import/import.h"
 
 namespace cadre {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/planning.h"
+#include "coordinator/events/planning.h"
 
 namespace cadre {
 

@@ -8,7 +8,7 @@ namespace cadre {
 
 // Sets these variables, for this process and those that it starts, unless they have a value:
 //   NCCL_LAUNCH_ORDER_IMPLICIT=1    NCCL starts the work of several communicators in the order of
-//                                   the host's calls (worker/comm/placed_messages.cc)
+//                                   the host's calls (comm/placed_messages.cc)
 //   CUDA_DEVICE_MAX_CONNECTIONS=32  hardware queues. A rank has five streams, and NCCL two for each
 //                                   communicator. Two streams in one of the default 8 queues wait
 //                                   for each other: a collective that waits for a peer would delay

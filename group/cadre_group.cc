@@ -23,9 +23,9 @@
 #include "group/caller_trainer.h"
 #include "group/caller_values.h"
 #include "group/handoff.h"
+#include "member/default_name.h"
 #include "model/data_position.h"
 #include "server/client/version_reader.h"
-#include "worker/default_name.h"
 
 namespace {
 

@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "worker/train/trained_model.h"
+#include "member/trained_model.h"
 
 namespace cadre {
 

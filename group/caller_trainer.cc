@@ -13,16 +13,16 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "member/agreement.h"
 #include "model/opaque.h"
 #include "model/training_metrics.h"
-#include "worker/train/agreement.h"
 
 namespace cadre {
 namespace {
 
 constexpr absl::Duration kReportEvery = absl::Seconds(1);
 
-// Refuses what the coordinator would refuse (coordinator/run_evaluation.cc).
+// Refuses what the coordinator would refuse (coordinator/run/run_evaluation.cc).
 absl::Status CheckEvaluated(const RankProtocol::Evaluate& evaluate,
                             const RankProtocol::Evaluated& evaluated) {
   const auto samples = static_cast<int64_t>(evaluate.end - evaluate.begin);

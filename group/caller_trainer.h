@@ -16,10 +16,10 @@
 #include "group/caller_report.h"
 #include "group/caller_values.h"
 #include "group/handoff.h"
+#include "member/group_member.h"
+#include "member/rank_protocol.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "tensor/interval.h"
-#include "worker/group_member.h"
-#include "worker/train/rank_protocol.h"
 
 namespace cadre {
 

@@ -12,8 +12,8 @@
 #include "absl/strings/str_replace.h"
 #include "base/digest.h"
 #include "base/status.h"
+#include "member/agreement.h"
 #include "model/opaque.h"
-#include "worker/train/agreement.h"
 
 namespace cadre {
 namespace {

@@ -18,12 +18,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "comm/communicator.h"
+#include "comm/transport/transport.h"
+#include "member/owned.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "tensor/interval.h"
-#include "worker/comm/communicator.h"
-#include "worker/train/owned.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 

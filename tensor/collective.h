@@ -19,7 +19,7 @@ enum class Collective : uint8_t {
   kAllToAll,
   kBroadcast,
   kBarrier,
-  // The announcement of the next operation of the background queue (worker/comm).
+  // The announcement of the next operation of the background queue (comm).
   kAnnounceNext,
 };
 // "all-reduce".

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "comm/transport/transport.h"
 #include "kernels/backend.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 

@@ -6,14 +6,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "comm/transport/nccl/nccl_api.h"
+#include "comm/transport/nccl/nccl_transport.h"
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/library_loader.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dense_math.h"
 #include "worker/compute.h"
-#include "worker/transport/nccl/nccl_api.h"
-#include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
 namespace {

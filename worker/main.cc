@@ -31,12 +31,12 @@
 #include "base/rpc/daemon.h"
 #include "base/rpc/json_log.h"
 #include "base/rpc/notify.h"
+#include "comm/transport/tcp_link.h"
 #include "device/gpu_environment.h"
 #include "kernels/cpu/openmp_settings.h"
+#include "member/default_name.h"
 #include "worker/compute.h"
-#include "worker/default_name.h"
 #include "worker/probe_program.h"
-#include "worker/transport/tcp_link.h"
 #include "worker/worker.h"
 
 DEFINE_string(coordinator, "127.0.0.1:7000",
@@ -275,7 +275,7 @@ int main(int argc, char** argv) {
   if (FLAGS_drain_timeout < 0) {
     return UsageError("--drain-timeout=%d must not be negative", FLAGS_drain_timeout);
   }
-  // The coordinator replaces a group after 110 s without progress (coordinator/deadlines.h).
+  // The coordinator replaces a group after 110 s without progress (coordinator/events/deadlines.h).
   if (FLAGS_exchange_silence < 1 || FLAGS_exchange_silence > 100) {
     return UsageError("--exchange-silence=%d is not between 1 and 100", FLAGS_exchange_silence);
   }

@@ -1,4 +1,4 @@
-// A worker: a member of the cluster (worker/group_member.h) that trains with a compute device of
+// A worker: a member of the cluster (member/group_member.h) that trains with a compute device of
 // its own.
 //
 // Thread-safe.
@@ -16,8 +16,8 @@
 #include "base/hardware.h"
 #include "base/rooted_files.h"
 #include "base/rpc/credentials.h"
+#include "member/group_member.h"
 #include "worker/compute.h"
-#include "worker/group_member.h"
 
 namespace cadre {
 

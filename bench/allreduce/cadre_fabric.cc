@@ -1,6 +1,6 @@
 // The collectives of Cadre as a fabric (fabric.h). All algorithms of one transport share a
 // Communicator, as in a training group. "auto" does the same as a group when it is formed: it
-// measures the links with each algorithm at a few sizes (worker/comm/link_probe.h), fits the cost
+// measures the links with each algorithm at a few sizes (comm/link_probe.h), fits the cost
 // model, and then selects the cheapest algorithm for each size. The links are measured once per
 // transport, before the first size.
 #include "bench/allreduce/fabric.h"
@@ -12,11 +12,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "comm/communicator.h"
+#include "comm/link_probe.h"
+#include "comm/transport/connect_group.h"
 #include "nlohmann/json.hpp"
 #include "plan/cost/collective_cost.h"
-#include "worker/comm/communicator.h"
-#include "worker/comm/link_probe.h"
-#include "worker/transport/connect_group.h"
 
 namespace cadre::bench {
 namespace {

@@ -17,8 +17,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "bench/allreduce/board.h"
+#include "comm/transport/transport.h"
 #include "tensor/dtype.h"
-#include "worker/transport/transport.h"
 
 namespace cadre::bench {
 

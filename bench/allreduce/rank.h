@@ -13,7 +13,7 @@
 #include "bench/allreduce/board.h"
 #include "bench/allreduce/comparison.h"
 #include "bench/harness.h"
-#include "worker/transport/transport.h"
+#include "comm/transport/transport.h"
 
 namespace cadre::bench {
 

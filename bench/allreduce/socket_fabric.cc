@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "worker/transport/socket.h"
+#include "comm/transport/socket.h"
 
 namespace cadre::bench {
 namespace {

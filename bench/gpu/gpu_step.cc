@@ -24,9 +24,9 @@
 #include "bench/gpu/gpu_bench.h"
 #include "bench/harness.h"
 #include "bench/training.h"
+#include "comm/transport/thread_transport.h"
 #include "plan/search/planner.h"
 #include "worker/train/replica.h"
-#include "worker/transport/thread_transport.h"
 
 DEFINE_string(device, "cuda", "Device: cuda or cuda:N.");
 DEFINE_string(libraries, "",

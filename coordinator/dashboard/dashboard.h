@@ -31,7 +31,7 @@
 #include "absl/time/time.h"
 #include "base/http/event_stream.h"
 #include "base/http/http_server.h"
-#include "coordinator/service.h"
+#include "coordinator/service/service.h"
 
 namespace cadre {
 

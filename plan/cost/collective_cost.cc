@@ -11,7 +11,7 @@
 //
 // If p is not a power of two, let P be the largest power of two below p. The r = p - P remaining
 // ranks "fold": they send their data to a partner first and receive the result last, which adds up
-// to two steps and n bytes. worker/comm/README.md has the resulting table; a test compares it with
+// to two steps and n bytes. comm/README.md has the resulting table; a test compares it with
 // the schedules that are executed.
 //
 // Choice. Latency dominates for small buckets (butterfly), bandwidth for large ones (ring or
@@ -47,7 +47,7 @@ constexpr std::pair<Algorithm, v1::Plan::Algorithm> kAlgorithms[] = {
     {Algorithm::kHalvingDoubling, v1::Plan::HALVING_DOUBLING},
     {Algorithm::kNative, v1::Plan::NATIVE}};
 
-// The symbols of the table in worker/comm/README.md.
+// The symbols of the table in comm/README.md.
 struct Members {
   // p = P + r, P = 2^q.
   double p = 1;

@@ -1,4 +1,4 @@
-// The rules are those of ranks that execute placed layers (worker/comm/send_queue.h): a device runs
+// The rules are those of ranks that execute placed layers (comm/send_queue.h): a device runs
 // one operator, sends one message and receives one message at a time, each concurrently with the
 // others. So a message begins when its data is computed and both the sender and the receiver are
 // free. Messages without a sender or a receiver in common do not wait for one another. On list

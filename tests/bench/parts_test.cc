@@ -9,7 +9,7 @@
 
 #include "bench/allreduce/comparison.h"
 #include "bench/allreduce/exact_data.h"
-#include "worker/comm/reduce.h"
+#include "comm/reduce.h"
 
 namespace cadre::bench {
 namespace {

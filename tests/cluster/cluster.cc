@@ -15,8 +15,8 @@
 #include "base/file.h"
 #include "base/rpc/certificate_folder.h"
 #include "base/status.h"
-#include "coordinator/keys.h"
-#include "coordinator/sqlite_store.h"
+#include "coordinator/store/keys.h"
+#include "coordinator/store/sqlite_store.h"
 #include "gtest/gtest.h"
 #include "tests/base/expect.h"
 

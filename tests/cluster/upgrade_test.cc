@@ -9,8 +9,8 @@
 #include "base/protocol.h"
 #include "base/rpc/credentials.h"
 #include "base/rpc/daemon.h"
-#include "coordinator/service.h"
-#include "coordinator/sqlite_store.h"
+#include "coordinator/service/service.h"
+#include "coordinator/store/sqlite_store.h"
 #include "tests/cluster/cluster.h"
 
 namespace cadre::testing {

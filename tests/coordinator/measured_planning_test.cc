@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "base/peer_text.h"
 #include "base/rpc/grpc_channel.h"
-#include "coordinator/replan.h"
+#include "coordinator/run/replan.h"
 #include "model/graph.h"
 #include "model/inference.h"
 #include "model/validate.h"

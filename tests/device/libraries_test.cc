@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/transport/nccl/nccl_api.h"
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/library_loader.h"
 #include "tests/kernels/vendor_libraries.h"
-#include "worker/transport/nccl/nccl_api.h"
 
 namespace cadre {
 namespace {

@@ -10,10 +10,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "comm/transport/nccl/nccl_transport.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
 #include "worker/compute.h"
-#include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
 

@@ -18,7 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tests/worker/transport/nccl/in_process_nccl.h"
+#include "tests/comm/transport/nccl/in_process_nccl.h"
 
 namespace cadre {
 

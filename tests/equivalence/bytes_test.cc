@@ -4,13 +4,13 @@
 #include <random>
 #include <string>
 
+#include "comm/box_exchange.h"
+#include "comm/schedule.h"
+#include "comm/transport/thread_transport.h"
 #include "plan/ownership.h"
 #include "plan/plan.h"
+#include "tests/base/expect.h"
 #include "tests/equivalence/ranks.h"
-#include "tests/worker/expect.h"
-#include "worker/comm/box_exchange.h"
-#include "worker/comm/schedule.h"
-#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {

@@ -1,5 +1,5 @@
 // Trains groups whose ranks are threads of this process on one CUDA device, by device copies
-// (tests/worker/transport/nccl/device_copy_nccl.h) in place of NCCL. The device may be emulated.
+// (tests/comm/transport/nccl/device_copy_nccl.h) in place of NCCL. The device may be emulated.
 #pragma once
 
 #include <functional>
@@ -17,11 +17,11 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "comm/transport/nccl/nccl_transport.h"
 #include "device/cuda/cuda_device.h"
 #include "glog/logging.h"
+#include "tests/comm/transport/nccl/device_copy_nccl.h"
 #include "tests/equivalence/comparison.h"
-#include "tests/worker/transport/nccl/device_copy_nccl.h"
-#include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/transport/nccl/nccl_transport.h"
 #include "plan/search/planner.h"
 #include "tests/emulator/emulated_cuda.h"
 #include "tests/emulator/emulated_rank.h"
@@ -17,7 +18,6 @@
 #include "tests/equivalence/pipeline_case.h"
 #include "tests/equivalence/random_model.h"
 #include "tests/equivalence/test_plans.h"
-#include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
 namespace {

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "base/random.h"
+#include "tests/base/expect.h"
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/plan_space.h"
-#include "tests/worker/expect.h"
 
 namespace cadre {
 namespace {

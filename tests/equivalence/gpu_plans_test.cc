@@ -21,14 +21,14 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "comm/transport/nccl/nccl_transport.h"
 #include "device/gpu_environment.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dense_math.h"
+#include "tests/comm/transport/nccl/rank_processes.h"
 #include "tests/equivalence/card_group.h"
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/small_models.h"
-#include "tests/worker/transport/nccl/rank_processes.h"
-#include "worker/transport/nccl/nccl_transport.h"
 
 DEFINE_string(zoo, "model/zoo", "folder of the zoo's run files");
 

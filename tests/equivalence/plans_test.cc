@@ -9,8 +9,8 @@
 
 #include "plan/search/planner.h"
 #include "plan/tape.h"
+#include "tests/base/expect.h"
 #include "tests/equivalence/test_plans.h"
-#include "tests/worker/expect.h"
 
 namespace cadre {
 namespace {

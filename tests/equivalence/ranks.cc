@@ -11,11 +11,11 @@
 #include "absl/time/time.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "comm/transport/thread_transport.h"
+#include "member/agreement.h"
 #include "model/initial_value.h"
 #include "plan/plan.h"
 #include "tensor/layout.h"
-#include "worker/train/agreement.h"
-#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {

@@ -11,13 +11,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "comm/transport/transport.h"
 #include "kernels/backend.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "worker/train/replica.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 

@@ -16,9 +16,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "comm/transport/dial.h"
+#include "comm/transport/socket.h"
 #include "tests/fuzz/targets.h"
-#include "worker/transport/dial.h"
-#include "worker/transport/socket.h"
 
 namespace cadre::fuzz {
 namespace {

@@ -16,9 +16,9 @@
 #include <variant>
 
 #include "absl/strings/str_split.h"
+#include "member/assignment.h"
+#include "member/rank_protocol.h"
 #include "tests/fuzz/targets.h"
-#include "worker/assignment.h"
-#include "worker/train/rank_protocol.h"
 
 namespace cadre::fuzz {
 namespace {

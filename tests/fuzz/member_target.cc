@@ -18,9 +18,9 @@
 
 #include "absl/strings/str_split.h"
 #include "base/protocol.h"
-#include "coordinator/keys.h"
-#include "coordinator/member_text.h"
-#include "tests/coordinator/fake_cluster.h"
+#include "coordinator/service/member_text.h"
+#include "coordinator/store/keys.h"
+#include "tests/coordinator/machine/fake_cluster.h"
 #include "tests/fuzz/targets.h"
 
 namespace cadre::fuzz {
@@ -39,7 +39,7 @@ v1::MemberMessage Hello(v1::Role role, const std::string& name) {
   return message;
 }
 
-// Far below the size of a stream's queue (coordinator/streams.cc), so that no message of a stranger
+// Far below the size of a stream's queue (coordinator/service/streams.cc), so that no message of a stranger
 // fills the queue of a member.
 constexpr size_t kMaxMessages = 16;
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "cli/import/import.h"
 #include "glog/logging.h"
 #include "model/graph.h"
-#include "model/import/import.h"
 #include "tests/fuzz/targets.h"
 
 namespace cadre::fuzz {

@@ -24,6 +24,7 @@
 #include "base/file.h"
 #include "base/rooted_files.h"
 #include "base/rpc/identity.h"
+#include "comm/transport/tcp_listener.h"
 #include "kernels/codec/codec.h"
 #include "model/formats/idx.h"
 #include "model/formats/safetensors.h"
@@ -32,7 +33,6 @@
 #include "worker/data/cifar10.h"
 #include "worker/data/jpeg.h"
 #include "worker/data/tar.h"
-#include "worker/transport/tcp_listener.h"
 
 namespace cadre::fuzz {
 namespace {

@@ -10,7 +10,7 @@
 #include <numeric>
 #include <thread>
 
-#include "worker/transport/thread_transport.h"
+#include "comm/transport/thread_transport.h"
 
 namespace cadre {
 namespace {

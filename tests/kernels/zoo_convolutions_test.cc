@@ -23,6 +23,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "comm/mesh_communicators.h"
+#include "comm/transport/thread_transport.h"
 #include "glog/logging.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/cudnn_plan.h"
@@ -36,9 +38,7 @@
 #include "plan/search/planner.h"
 #include "plan/tape.h"
 #include "tests/kernels/plans_without_gpu.h"
-#include "worker/comm/mesh_communicators.h"
 #include "worker/nn/layer.h"
-#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {

@@ -1,6 +1,6 @@
 // The Rounds service and its client over connections on loopback.
-#include "server/service.h"
 #include "base/protocol.h"
+#include "server/service.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/client_context.h>

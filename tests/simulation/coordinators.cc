@@ -3,13 +3,13 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "coordinator/keys.h"
-#include "coordinator/run_rules.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/store/keys.h"
 
 namespace cadre::simulation {
 namespace {
 
-// As in coordinator/backup.
+// As in coordinator/service/backup.
 void MarkAsBackup(SimulatedCoordinator::Records& store) {
   const auto meta = store.find(kMetaKey);
   if (meta == store.end()) return;

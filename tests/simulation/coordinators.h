@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "absl/time/time.h"
-#include "coordinator/machine.h"
+#include "coordinator/machine/machine.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/simulated_coordinator.h"

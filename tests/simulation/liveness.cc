@@ -4,8 +4,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "coordinator/keys.h"
-#include "coordinator/run_rules.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/store/keys.h"
 
 namespace cadre::simulation {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 constexpr absl::Duration kSample = absl::Seconds(1);
 // Two leases: time for a lease to end, and for messages that were delayed before.
 constexpr absl::Duration kMaxSilence = absl::Seconds(20);
-// The grace window beyond min_grace, which a round learns from late groups (coordinator/round.h).
+// The grace window beyond min_grace, which a round learns from late groups (coordinator/run/round.h).
 constexpr absl::Duration kMaxLearnedGrace = absl::Minutes(2);
 // Preparation, retries of calls and orders, the wait for a group whose stream has ended. Each is
 // at most a few seconds without faults.

@@ -21,7 +21,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "coordinator/events.h"
+#include "coordinator/events/events.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "tests/simulation/world.h"
 

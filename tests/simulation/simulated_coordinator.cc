@@ -5,9 +5,9 @@
 #include <variant>
 
 #include "absl/strings/match.h"
-#include "coordinator/keys.h"
-#include "coordinator/run_rules.h"
-#include "tests/coordinator/apply_op.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/store/keys.h"
+#include "tests/coordinator/machine/apply_op.h"
 
 namespace cadre::simulation {
 namespace {

@@ -1,5 +1,5 @@
-// A simulated coordinator process: the real state machine (coordinator/machine) with a store in
-// memory that outlives the process. As in coordinator/loop, events are handled in batches with one
+// A simulated coordinator process: the real state machine (coordinator/machine/machine) with a store in
+// memory that outlives the process. As in coordinator/service/loop, events are handled in batches with one
 // transaction each, and messages are sent after the transaction.
 //
 // Thread-compatible.
@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/events.h"
-#include "coordinator/machine.h"
+#include "coordinator/events/events.h"
+#include "coordinator/machine/machine.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/world.h"
@@ -87,7 +87,7 @@ class SimulatedCoordinator {
   std::vector<Event> inbox_;
   absl::Time busy_until_ = absl::InfinitePast();
   // After a stall of the coordinator, leases do not expire before this time, as in
-  // coordinator/loop.
+  // coordinator/service/loop.
   absl::Time expire_from_ = absl::InfinitePast();
   std::map<RequestId, std::function<void(const std::string&)>> waiting_;
   struct WaitingTrace {

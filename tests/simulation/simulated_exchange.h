@@ -1,4 +1,4 @@
-// A rank's simulated calls to all shards, as in worker/train/shard_exchange: drives one
+// A rank's simulated calls to all shards, as in member/shard_exchange: drives one
 // server/client/shard_transfer per shard in virtual time. Each message of a call may be delayed,
 // may fail, or may be executed although the caller receives an error.
 //
@@ -15,13 +15,13 @@
 
 #include "absl/status/status.h"
 #include "base/secret_key.h"
+#include "member/held_values.h"
+#include "member/trainer_progress.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/client/shard_transfer.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/simulated_aggregator.h"
 #include "tests/simulation/world.h"
-#include "worker/train/held_values.h"
-#include "worker/train/trainer_progress.h"
 
 namespace cadre::simulation {
 

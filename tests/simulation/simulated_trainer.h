@@ -1,5 +1,5 @@
 // The simulated trainer of one rank in one generation. It carries out the actions of the real
-// worker/train/rank_protocol, with the exchanges and collectives of worker/train/trainer, but does
+// member/rank_protocol, with the exchanges and collectives of worker/train/trainer, but does
 // not train: time passes and the values of the model change.
 //
 // Thread-compatible.
@@ -15,14 +15,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "member/rank_protocol.h"
+#include "member/trainer_progress.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "tests/simulation/group_fabric.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/simulated_exchange.h"
 #include "tests/simulation/world.h"
-#include "worker/train/rank_protocol.h"
-#include "worker/train/trainer_progress.h"
 
 namespace cadre::simulation {
 

@@ -1,4 +1,4 @@
-// A simulated worker process: the real state machine of assignments (worker/assignment), the
+// A simulated worker process: the real state machine of assignments (member/assignment), the
 // stream, and at most one trainer (session) at a time, as in worker/worker.
 //
 // Thread-compatible.
@@ -8,11 +8,11 @@
 #include <optional>
 #include <string>
 
+#include "member/assignment.h"
+#include "member/trainer_progress.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "tests/simulation/membership_link.h"
 #include "tests/simulation/simulated_trainer.h"
-#include "worker/assignment.h"
-#include "worker/train/trainer_progress.h"
 
 namespace cadre::simulation {
 

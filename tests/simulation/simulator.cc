@@ -7,9 +7,9 @@
 
 #include "absl/strings/match.h"
 #include "base/protocol.h"
-#include "coordinator/keys.h"
-#include "coordinator/run_rules.h"
-#include "coordinator/standing.h"
+#include "coordinator/cluster/standing.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/store/keys.h"
 #include "proto/enum_text.h"
 
 namespace cadre::simulation {

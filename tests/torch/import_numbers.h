@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "model/import/onnx_file.h"
+#include "cli/import/onnx_file.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "tests/equivalence/ranks.h"
 #include "tests/torch/fixtures.h"

@@ -18,8 +18,9 @@
 #include "absl/strings/str_format.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "cli/import/import.h"
+#include "comm/transport/thread_transport.h"
 #include "glog/logging.h"
-#include "model/import/import.h"
 #include "model/run_file.h"
 #include "model/validate.h"
 #include "plan/search/planner.h"
@@ -27,7 +28,6 @@
 #include "tests/equivalence/ranks.h"
 #include "tests/torch/fixtures.h"
 #include "tests/torch/import_numbers.h"
-#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {

@@ -17,18 +17,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "comm/mesh_communicators.h"
+#include "comm/transport/thread_transport.h"
 #include "glog/logging.h"
 #include "kernels/backend.h"
 #include "plan/ownership.h"
 #include "plan/tape.h"
+#include "tests/base/expect.h"
 #include "tests/equivalence/test_plans.h"
 #include "tests/torch/fixtures.h"
-#include "tests/worker/expect.h"
-#include "worker/comm/mesh_communicators.h"
 #include "worker/nn/layer.h"
 #include "worker/nn/parameter_store.h"
 #include "worker/optim/slice_optimizer.h"
-#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {

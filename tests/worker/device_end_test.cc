@@ -11,9 +11,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/search/planner.h"
+#include "tests/base/expect.h"
 #include "tests/emulator/emulated_compute.h"
 #include "tests/server/fake_coordinator.h"
-#include "tests/worker/expect.h"
 #include "worker/worker.h"
 
 namespace cadre {

@@ -1,7 +1,7 @@
 // Heartbeats show what the training thread does, also while it is blocked.
 #include "gtest/gtest.h"
+#include "tests/base/expect.h"
 #include "tests/server/fake_coordinator.h"
-#include "tests/worker/expect.h"
 #include "worker/worker.h"
 
 namespace cadre {

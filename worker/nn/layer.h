@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "comm/mesh_communicators.h"
 #include "kernels/backend.h"
 #include "model/graph.h"
 #include "model/op_indices.h"
 #include "plan/tape.h"
 #include "tensor/values.h"
-#include "worker/comm/mesh_communicators.h"
 
 namespace cadre {
 

@@ -11,12 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/protocol.h"
 #include "base/status.h"
+#include "comm/communicator.h"
+#include "comm/transport/connect_group.h"
+#include "comm/transport/tcp_listener.h"
+#include "member/agreement.h"
 #include "plan/cost/collective_cost.h"
-#include "worker/comm/communicator.h"
 #include "worker/probe/machine_probe.h"
-#include "worker/train/agreement.h"
-#include "worker/transport/connect_group.h"
-#include "worker/transport/tcp_listener.h"
 
 namespace cadre {
 namespace {

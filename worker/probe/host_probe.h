@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "comm/transport/transport.h"
 #include "proto/cadre/v1/profile.pb.h"
 #include "worker/probe/link_matrix.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 

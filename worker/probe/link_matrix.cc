@@ -15,11 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "comm/communicator.h"
+#include "comm/link_probe.h"
+#include "member/agreement.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/profile.pb.h"
-#include "worker/comm/communicator.h"
-#include "worker/comm/link_probe.h"
-#include "worker/train/agreement.h"
 
 namespace cadre {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "comm/transport/transport.h"
 #include "plan/cost/collective_cost.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 

@@ -7,7 +7,7 @@
 // initial values, and sums contain only this rank's part.
 //
 // The existing rank is rank 0 because rank 0 determines the order of the group's collectives
-// (worker/comm/collective_queue.h).
+// (comm/collective_queue.h).
 //
 // Threads: as every transport.
 #pragma once
@@ -15,7 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "worker/transport/transport.h"
+#include "comm/transport/transport.h"
 
 namespace cadre {
 

@@ -20,15 +20,15 @@
 #include "base/median.h"
 #include "base/protocol.h"
 #include "base/status.h"
+#include "comm/communicator.h"
+#include "comm/link_probe.h"
+#include "comm/transport/connect_group.h"
+#include "comm/transport/tcp_listener.h"
 #include "kernels/backend.h"
+#include "member/agreement.h"
 #include "plan/cost/collective_cost.h"
 #include "plan/layer_part.h"
-#include "worker/comm/communicator.h"
-#include "worker/comm/link_probe.h"
 #include "worker/probe/layer_probe.h"
-#include "worker/train/agreement.h"
-#include "worker/transport/connect_group.h"
-#include "worker/transport/tcp_listener.h"
 
 namespace cadre {
 namespace {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "member/trainer_progress.h"
 #include "worker/data/batch_loader.h"
 #include "worker/nn/network.h"
 #include "worker/train/replica.h"
-#include "worker/train/trainer_progress.h"
 
 namespace cadre {
 

@@ -25,11 +25,11 @@
 #include "base/digest.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "member/agreement.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/formats/safetensors.h"
 #include "model/optimizer_state.h"
-#include "worker/train/agreement.h"
 #include "worker/train/flat_gather.h"
 
 namespace cadre {

@@ -17,19 +17,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/rooted_files.h"
+#include "comm/communicator.h"
+#include "member/owned.h"
+#include "member/trainer_progress.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/checkpoint.pb.h"
-#include "worker/comm/communicator.h"
-#include "worker/train/owned.h"
-#include "worker/train/trainer_progress.h"
 
 namespace cadre {
-
-// A state of the averaging between groups (model/averaging_state.h), as one rank has it.
-struct AveragingState {
-  std::string name;
-  std::vector<Owned> values;
-};
 
 // What one rank owns of the group's model. Every position is owned by exactly one rank; states list
 // the same intervals as the weights, in the same order.

@@ -13,11 +13,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "comm/communicator.h"
 #include "kernels/backend.h"
-#include "worker/comm/communicator.h"
-#include "worker/train/contribution_coder.h"
-#include "worker/train/owned.h"
-#include "worker/train/regroup.h"
+#include "member/contribution_coder.h"
+#include "member/owned.h"
+#include "member/regroup.h"
 
 namespace cadre {
 

@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "worker/train/agreement.h"
+#include "member/agreement.h"
 
 namespace cadre {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "member/owned.h"
 #include "tensor/interval.h"
-#include "worker/comm/communicator.h"
-#include "worker/train/owned.h"
 
 namespace cadre {
 

@@ -7,15 +7,15 @@
 
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "comm/communicator.h"
+#include "comm/link_probe.h"
+#include "member/agreement.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
 #include "plan/cost/collective_cost.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
 #include "proto/enum_text.h"
-#include "worker/comm/communicator.h"
-#include "worker/comm/link_probe.h"
-#include "worker/train/agreement.h"
 
 namespace cadre {
 namespace {

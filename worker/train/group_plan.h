@@ -14,12 +14,12 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "comm/transport/transport.h"
 #include "kernels/backend.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
-#include "worker/comm/communicator.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 

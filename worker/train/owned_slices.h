@@ -15,9 +15,9 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "member/owned.h"
 #include "worker/nn/parameter_store.h"
 #include "worker/optim/slice_optimizer.h"
-#include "worker/train/owned.h"
 
 namespace cadre {
 

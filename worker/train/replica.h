@@ -19,6 +19,8 @@
 #include "absl/status/statusor.h"
 #include "base/status.h"
 #include "base/trace.h"
+#include "comm/mesh_communicators.h"
+#include "comm/transport/transport.h"
 #include "device/device.h"
 #include "kernels/backend.h"
 #include "model/graph.h"
@@ -29,7 +31,6 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
-#include "worker/comm/mesh_communicators.h"
 #include "worker/nn/network.h"
 #include "worker/nn/parameter_store.h"
 #include "worker/optim/slice_optimizer.h"
@@ -37,7 +38,6 @@
 #include "worker/train/gradient_flow.h"
 #include "worker/train/owned_slices.h"
 #include "worker/train/step_recorder.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 

@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "member/agreement.h"
 #include "model/data_position.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
-#include "worker/train/agreement.h"
 
 namespace cadre {
 namespace {

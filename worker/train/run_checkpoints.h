@@ -14,12 +14,12 @@
 #include "absl/strings/string_view.h"
 #include "base/counters.h"
 #include "base/rooted_files.h"
+#include "member/group_control.h"
+#include "member/trainer_progress.h"
 #include "proto/cadre/v1/checkpoint.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/train/checkpoint.h"
-#include "worker/train/group_control.h"
 #include "worker/train/replica.h"
-#include "worker/train/trainer_progress.h"
 
 namespace cadre {
 

@@ -17,8 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "member/group_control.h"
 #include "proto/cadre/v1/membership.pb.h"
-#include "worker/train/group_control.h"
 #include "worker/train/replica.h"
 #include "worker/train/step_profile.h"
 

@@ -12,10 +12,10 @@
 
 #include "absl/status/status.h"
 #include "base/trace.h"
+#include "member/group_control.h"
 #include "model/graph.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/nn/network.h"
-#include "worker/train/group_control.h"
 #include "worker/train/replica.h"
 
 namespace cadre {

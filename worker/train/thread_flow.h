@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "worker/comm/collective_queue.h"
+#include "comm/collective_queue.h"
 #include "worker/train/gradient_flow.h"
 
 namespace cadre {

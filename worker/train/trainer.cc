@@ -1,5 +1,5 @@
 // The network that a rank of a group computes itself: data, plan, replica, steps, evaluation,
-// checkpoints. worker/train/member_loop.cc carries out the rounds between the steps.
+// checkpoints. member/member_loop.cc carries out the rounds between the steps.
 //
 // Invariant. All ranks call the same collectives: no branch depends on a rank's own clock.
 //

@@ -15,15 +15,15 @@
 #include "base/counters.h"
 #include "base/rooted_files.h"
 #include "base/rpc/credentials.h"
+#include "comm/transport/transport.h"
 #include "kernels/backend.h"
+#include "member/cancellation.h"
+#include "member/group_control.h"
+#include "member/member_loop.h"
+#include "member/state_vault.h"
+#include "member/trainer_progress.h"
 #include "proto/cadre/v1/membership.pb.h"
-#include "worker/train/cancellation.h"
-#include "worker/train/group_control.h"
 #include "worker/train/group_plan.h"
-#include "worker/train/member_loop.h"
-#include "worker/train/state_vault.h"
-#include "worker/train/trainer_progress.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 

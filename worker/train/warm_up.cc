@@ -9,12 +9,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status.h"
+#include "comm/transport/transport.h"
 #include "plan/cost/collective_cost.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
 #include "worker/train/replica.h"
-#include "worker/transport/transport.h"
 
 namespace cadre {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "tests/worker/expect.h"
+#include "tests/base/expect.h"
 #include "worker/data/batch_rows.h"
 
 namespace cadre {

@@ -10,8 +10,8 @@
 
 #include "absl/strings/string_view.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
-#include "tests/worker/expect.h"
 #include "worker/data/dataset.h"
 #include "worker/data/image.h"
 

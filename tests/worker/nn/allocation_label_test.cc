@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "proto/cadre/v1/run.pb.h"
-#include "tests/worker/expect.h"
+#include "tests/base/expect.h"
 
 namespace cadre {
 namespace {

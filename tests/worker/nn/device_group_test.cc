@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "comm/transport/nccl/nccl_transport.h"
 #include "plan/memory.h"
+#include "tests/base/expect.h"
+#include "tests/comm/transport/ranks.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
-#include "tests/worker/expect.h"
 #include "tests/worker/nn/one_rank.h"
-#include "tests/worker/transport/ranks.h"
 #include "worker/nn/network.h"
-#include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/base/expect.h"
 #include "tests/emulator/emulated_rank.h"
-#include "tests/worker/expect.h"
 #include "tests/worker/nn/one_rank.h"
 #include "worker/nn/network.h"
 

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "model/class_sampler.h"
-#include "tests/worker/expect.h"
+#include "tests/base/expect.h"
 #include "tests/worker/nn/one_rank.h"
 
 namespace cadre {

@@ -15,12 +15,12 @@
 #include "absl/time/time.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "comm/transport/thread_transport.h"
 #include "kernels/backend.h"
 #include "plan/ownership.h"
-#include "tests/worker/expect.h"
+#include "tests/base/expect.h"
 #include "worker/nn/network.h"
 #include "worker/nn/parameter_store.h"
-#include "worker/transport/thread_transport.h"
 
 namespace cadre::testing {
 

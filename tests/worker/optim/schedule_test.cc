@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/worker/expect.h"
+#include "tests/base/expect.h"
 
 namespace cadre {
 namespace {

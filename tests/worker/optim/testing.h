@@ -16,7 +16,7 @@
 #include "model/parameter_index.h"
 #include "plan/ownership.h"
 #include "tensor/layout.h"
-#include "tests/worker/expect.h"
+#include "tests/base/expect.h"
 #include "worker/optim/slice_optimizer.h"
 
 namespace cadre {

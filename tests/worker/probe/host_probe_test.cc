@@ -9,8 +9,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "plan/cluster_profile.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/transport/ranks.h"
+#include "tests/base/expect.h"
+#include "tests/comm/transport/ranks.h"
 #include "worker/probe/machine_probe.h"
 
 namespace cadre {

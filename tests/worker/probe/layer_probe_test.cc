@@ -17,7 +17,7 @@
 #include "plan/layer_part.h"
 #include "plan/plan.h"
 #include "plan/search/planner.h"
-#include "tests/worker/expect.h"
+#include "tests/base/expect.h"
 
 namespace cadre {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/transport/ranks.h"
+#include "tests/base/expect.h"
+#include "tests/comm/transport/ranks.h"
 
 namespace cadre {
 namespace {

@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "worker/comm/collective_queue.h"
-#include "worker/comm/communicator.h"
-#include "worker/train/agreement.h"
+#include "comm/collective_queue.h"
+#include "comm/communicator.h"
+#include "member/agreement.h"
 
 namespace cadre {
 namespace {

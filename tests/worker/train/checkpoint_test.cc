@@ -16,9 +16,9 @@
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/formats/safetensors.h"
+#include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
 #include "tests/base/temporary_folder.h"
-#include "tests/worker/expect.h"
 #include "tests/worker/train/checkpoint_testing.h"
 
 namespace cadre {

@@ -12,8 +12,8 @@
 
 #include "model/optimizer_state.h"
 #include "model/parameter_index.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/train/group_ranks.h"
+#include "tests/base/expect.h"
+#include "tests/member/group_ranks.h"
 #include "worker/train/checkpoint.h"
 
 namespace cadre {

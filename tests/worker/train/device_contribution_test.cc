@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "base/status.h"
+#include "member/shard_exchange.h"
 #include "model/coding.h"
+#include "tests/comm/transport/ranks.h"
 #include "tests/emulator/emulated_rank.h"
+#include "tests/member/recording_control.h"
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
-#include "tests/worker/train/recording_control.h"
-#include "tests/worker/transport/ranks.h"
 #include "worker/train/device_contribution.h"
-#include "worker/train/shard_exchange.h"
 
 namespace cadre::testing {
 namespace {

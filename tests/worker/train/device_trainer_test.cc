@@ -13,18 +13,18 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "comm/transport/nccl/nccl_transport.h"
 #include "kernels/backend.h"
+#include "member/trainer_progress.h"
 #include "model/coding.h"
+#include "tests/base/expect.h"
+#include "tests/comm/transport/ranks.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
+#include "tests/member/group_ranks.h"
+#include "tests/member/recording_control.h"
 #include "tests/server/rounds_server.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/train/group_ranks.h"
-#include "tests/worker/train/recording_control.h"
-#include "tests/worker/transport/ranks.h"
 #include "worker/train/trainer.h"
-#include "worker/train/trainer_progress.h"
-#include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/worker/train/group_ranks.h"
+#include "tests/member/group_ranks.h"
 
 namespace cadre {
 namespace {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "kernels/backend.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/train/fake_run.h"
+#include "tests/base/expect.h"
+#include "tests/member/fake_run.h"
 #include "worker/train/trainer.h"
 
 namespace cadre {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/train/fake_run.h"
+#include "tests/member/fake_run.h"
 #include "worker/train/trainer.h"
 
 namespace cadre {

@@ -9,10 +9,10 @@
 
 #include "kernels/backend.h"
 #include "plan/search/planner.h"
+#include "tests/base/expect.h"
 #include "tests/base/manual_clock.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/train/recording_control.h"
-#include "tests/worker/transport/ranks.h"
+#include "tests/comm/transport/ranks.h"
+#include "tests/member/recording_control.h"
 #include "worker/train/batches.h"
 
 namespace cadre {

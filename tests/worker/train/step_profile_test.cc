@@ -11,8 +11,8 @@
 #include "kernels/backend.h"
 #include "plan/cluster_profile.h"
 #include "plan/search/planner.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/transport/ranks.h"
+#include "tests/base/expect.h"
+#include "tests/comm/transport/ranks.h"
 #include "worker/train/batches.h"
 
 namespace cadre {

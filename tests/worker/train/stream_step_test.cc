@@ -16,16 +16,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/trace.h"
+#include "comm/mesh_communicators.h"
+#include "comm/transport/nccl/nccl_transport.h"
 #include "kernels/backend.h"
 #include "plan/search/planner.h"
+#include "tests/base/expect.h"
+#include "tests/comm/transport/ranks.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/transport/ranks.h"
-#include "worker/comm/mesh_communicators.h"
 #include "worker/train/batches.h"
 #include "worker/train/replica.h"
-#include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
 namespace {

@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "comm/transport/thread_transport.h"
 #include "model/data_position.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "plan/cluster_profile.h"
+#include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
-#include "tests/worker/expect.h"
-#include "tests/worker/train/recording_control.h"
-#include "worker/transport/thread_transport.h"
+#include "tests/member/recording_control.h"
 
 namespace cadre {
 namespace {

@@ -1,0 +1,284 @@
+// Attention: the product of queries and keys, its scale and mask, the softmax, the product with
+// values, and the projections around them, which become one layer.
+//
+// The product of queries and keys names two views of outputs of projections; the views
+// state from which row, and which feature of a row, the element of a head comes. Reading the
+// projections' weights through the same strides gives the engine's weights [heads, 3, head
+// features, features], whatever order of heads, queries, keys and values the framework has.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "cli/import/translator.h"
+#include "model/problem.h"
+
+namespace cadre {
+
+Translator::Results Translator::OfAttention(const onnx::Node& node, const std::vector<Value>& in) {
+  const std::string& op = node.op_type();
+  const auto one = [](Attention attention) {
+    return std::vector<Value>{{.kind = Value::Kind::kAttention,
+                               .attention = std::make_shared<const Attention>(attention)}};
+  };
+  size_t at = 0;
+  while (in[at].kind != Value::Kind::kAttention) ++at;
+  Attention attention = *in[at].attention;
+  if (attention.softmax) {
+    // Exporters replace the probabilities of queries without keys, which are not numbers.
+    if (op == "IsNaN" && in.size() == 1) {
+      attention.nan_of = in[at].attention.get();
+      return one(attention);
+    }
+    if (op == "Where" && in.size() == 3 && in[2].kind == Value::Kind::kAttention &&
+        attention.nan_of == in[2].attention.get() && AsScalar(in[1]) == 0) {
+      return One(in[2]);
+    }
+    return Unsupported("it changes probabilities of an attention");
+  }
+  if ((op == "Mul" || (op == "Div" && at == 0)) && in.size() == 2) {
+    const auto scalar = AsScalar(in[1 - at]);
+    if (!scalar || *scalar == 0) {
+      return Unsupported(absl::StrCat("it scales the scores of an attention by ",
+                                      Describe(in[1 - at]), ", not by a number other than 0"));
+    }
+    attention.scale *= op == "Mul" ? *scalar : 1 / *scalar;
+    return one(attention);
+  }
+  Value added;
+  if (op == "Add" && in.size() == 2) {
+    added = in[1 - at];
+  } else if (op == "Where" && in.size() == 3 && at > 0) {
+    const auto instead = AsScalar(in[3 - at]);
+    if (!instead || *instead > kHides) {
+      return Unsupported(absl::StrCat("it replaces scores by other numbers than at most ", kHides,
+                                      ": by ", Describe(in[3 - at])));
+    }
+    std::vector<Value> chosen = in;
+    chosen[at] = NumbersOf({}, {0}, false);
+    CADRE_ASSIGN_OR_RETURN(const auto results, TranslateNode(node, std::move(chosen)));
+    added = results[0];
+  } else {
+    return Unsupported("it is not supported between the products and the softmax of an attention");
+  }
+  CADRE_RETURN_IF_ERROR(HideKeys(added, attention));
+  return one(attention);
+}
+
+Translator::Results Translator::Softmax(const onnx::Node& node, const std::vector<Value>& in) {
+  if (in[0].kind != Value::Kind::kAttention) {
+    return Unsupported(
+        "it is only supported in attention; the loss contains the softmax of scores");
+  }
+  const int64_t axis = Attributes(node).Integer("axis", -1);
+  const int rank = in[0].attention->queries.view.rank();
+  if (axis != -1 && axis != rank - 1) {
+    return Unsupported(absl::StrCat(AttributeText(node, "axis"), "; the keys of the ", rank,
+                                    " dimensions are the last"));
+  }
+  Attention attention = *in[0].attention;
+  attention.softmax = true;
+  return One(
+      {.kind = Value::Kind::kAttention, .attention = std::make_shared<const Attention>(attention)});
+}
+
+namespace {
+
+// The factor of a function that only scales.
+std::optional<double> ScaleOf(const Value& value) {
+  if (!value.function) return 1;
+  const Samples& function = *value.function;
+  const double scale = function[0] / kPoints[0];
+  for (size_t i = 0; i < kPoints.size(); ++i) {
+    if (std::abs(function[i] - scale * kPoints[i]) > 1e-6 * (1 + std::abs(function[i]))) {
+      return std::nullopt;
+    }
+  }
+  return scale;
+}
+
+}  // namespace
+
+Translator::Results Translator::Scores(const Value& queries, const Value& keys) {
+  const auto of_queries = ScaleOf(queries), of_keys = ScaleOf(keys);
+  if (!of_queries || !of_keys || queries.view.rank() < 3 ||
+      queries.view.rank() != keys.view.rank()) {
+    return Unsupported(
+        absl::StrCat("it multiplies ", Describe(queries), " by ", Describe(keys),
+                     "; only products with a matrix of weights, and those of attention, work"));
+  }
+  Attention attention{.queries = queries, .keys = keys, .scale = *of_queries * *of_keys};
+  attention.queries.function.reset();
+  attention.keys.function.reset();
+  return One(
+      {.kind = Value::Kind::kAttention, .attention = std::make_shared<const Attention>(attention)});
+}
+
+namespace {
+
+// Where the elements of queries, keys or values come from, as features of a projection's rows.
+struct HeadLayout {
+  int64_t offset = 0, heads = 1, head_stride = 0, size = 0, stride = 1;
+};
+
+// The layout of a view [..., rows, head features], where `rows` and `features` are the numbers of
+// the dimensions. Nothing if tokens and samples are not whole rows of the draft.
+std::optional<HeadLayout> LayoutOf(const Draft& draft, int64_t batch, const View& view, int tokens,
+                                   int features) {
+  const int64_t row = draft.features;
+  HeadLayout layout{.offset = view.offset(), .size = view.size(features)};
+  const auto& of_tokens = view.factors(tokens);
+  const auto& of_features = view.factors(features);
+  if (draft.form != Draft::Form::kRows || view.size(tokens) != draft.tokens ||
+      (draft.tokens > 1 && of_tokens != std::vector<Factor>{{draft.tokens, row}}) ||
+      (layout.size > 1 && of_features.size() != 1) || layout.offset >= row) {
+    return std::nullopt;
+  }
+  if (layout.size > 1) layout.stride = of_features[0].stride;
+  int64_t samples = 1;
+  for (int d = 0; d < view.rank(); ++d) {
+    if (d == tokens || d == features) continue;
+    for (const Factor& factor : view.factors(d)) {
+      if (factor.stride == draft.tokens * row) {
+        samples *= factor.size;
+      } else if (layout.heads == 1) {
+        layout.heads = factor.size;
+        layout.head_stride = factor.stride;
+      } else {
+        return std::nullopt;
+      }
+    }
+  }
+  // Heads must not share features.
+  const bool apart = layout.heads == 1 || layout.head_stride >= layout.size * layout.stride ||
+                     (layout.head_stride > 0 && layout.stride >= layout.heads * layout.head_stride);
+  if (samples != batch || layout.stride <= 0 || layout.head_stride < 0 || !apart ||
+      layout.offset + (layout.heads - 1) * layout.head_stride + (layout.size - 1) * layout.stride >=
+          row) {
+    return std::nullopt;
+  }
+  return layout;
+}
+
+}  // namespace
+
+// The three projections become one parameter; the context is completed by the output projection.
+Translator::Results Translator::Context(const Attention& attention, const Value& values) {
+  if (!attention.softmax || values.function) {
+    return Unsupported("it multiplies scores of an attention before their softmax");
+  }
+  const View& q = attention.queries.view;
+  const int rank = q.rank();
+  if (values.view.rank() != rank) {
+    return Unsupported(absl::StrCat("its queries are ", Describe(attention.queries),
+                                    ", and its values are ", Describe(values),
+                                    ": their numbers of dimensions differ"));
+  }
+  const Value* const parts[3] = {&attention.queries, &attention.keys, &values};
+  HeadLayout layouts[3];
+  Draft draft;
+  DraftParameter weight{.name = "qkv_weight"}, bias{.name = "qkv_bias"};
+  const absl::Status misfit = Unsupported(absl::StrCat(
+      "it attends with queries of ", Describe(attention.queries), ", keys of ",
+      Describe(attention.keys), " and values of ", Describe(values),
+      "; only self-attention is supported, of projections with biases of one sequence to queries, "
+      "keys and values of all heads"));
+  for (int p = 0; p < 3; ++p) {
+    const Draft& projection = drafts_[parts[p]->root];
+    // Keys are transposed: [..., head features, tokens].
+    const auto layout = LayoutOf(projection, batch_, parts[p]->view, rank - (p == 1 ? 1 : 2),
+                                 rank - (p == 1 ? 2 : 1));
+    if (!layout || !projection.layer.has_fully_connected() || projection.parameters.size() != 2) {
+      return misfit;
+    }
+    layouts[p] = *layout;
+    if (p == 0) draft = drafts_[projection.inputs[0]];
+    if (layout->heads != layouts[0].heads || layout->size != layouts[0].size ||
+        projection.inputs != drafts_[parts[0]->root].inputs) {
+      return misfit;
+    }
+    const int64_t heads = layout->heads, size = layout->size, in = draft.features;
+    if (heads * size != in) {
+      return Unsupported(absl::StrCat(heads, " heads of ", size, " do not have the ", in,
+                                      " features of the input"));
+    }
+    const Piece& matrix = projection.parameters[0].pieces[0];
+    const auto& outs = matrix.original.factors(0);
+    const auto& ins = matrix.original.factors(1);
+    const auto& biases = projection.parameters[1].pieces[0].original.factors(0);
+    if (outs.size() != 1 || ins.size() != 1 || biases.size() != 1) return misfit;
+    const int64_t head = layout->head_stride, step = layout->stride;
+    weight.pieces.push_back(
+        {matrix.initializer,
+         View({{heads, head * outs[0].stride}, {size, step * outs[0].stride}, {in, ins[0].stride}},
+              matrix.original.offset() + layout->offset * outs[0].stride),
+         View({{heads, 3 * size * in}, {size, in}, {in, 1}}, p * size * in)});
+    const Piece& vector = projection.parameters[1].pieces[0];
+    bias.pieces.push_back({vector.initializer,
+                           View({{heads, head * biases[0].stride}, {size, step * biases[0].stride}},
+                                vector.original.offset() + layout->offset * biases[0].stride),
+                           View({{heads, 3 * size}, {size, 1}}, p * size)});
+  }
+  const int64_t heads = layouts[0].heads, size = layouts[0].size;
+  const double expected = 1 / std::sqrt(static_cast<double>(size));
+  if (std::abs(attention.scale / expected - 1) > 1e-4) {
+    return Unsupported(absl::StrCat("scores are scaled by ", attention.scale, "; ", expected,
+                                    ", one over the root of the head features, is supported"));
+  }
+  weight.shape = Shape{heads, 3, size, draft.features};
+  bias.shape = Shape{heads, 3, size};
+  const int input = drafts_[attention.queries.root].inputs[0];
+  Draft context;
+  context.layer.mutable_attention()->set_heads(heads);
+  if (attention.causal) context.layer.mutable_attention()->set_causal(true);
+  if (attention.padding_token) {
+    context.layer.mutable_attention()->set_padding_token(*attention.padding_token);
+  }
+  context.inputs = {input};
+  context.form = Draft::Form::kRows;
+  context.tokens = draft.tokens;
+  context.features = heads * size;
+  context.heads = heads;
+  context.context = attention;
+  context.parameters = {std::move(weight), std::move(bias)};
+  // The dimensions of the queries, with the strides of the context [samples, tokens, heads, size].
+  std::vector<Factor> flat;
+  std::vector<int64_t> sizes;
+  for (int d = 0; d < rank; ++d) {
+    sizes.push_back(q.size(d));
+    if (d == rank - 1) {
+      flat.push_back({size, 1});
+    } else if (d == rank - 2) {
+      flat.push_back({context.tokens, heads * size});
+    } else {
+      for (const Factor& factor : q.factors(d)) {
+        const bool sample =
+            factor.stride == draft.tokens * drafts_[attention.queries.root].features;
+        flat.push_back({factor.size, sample ? context.tokens * heads * size : size});
+      }
+    }
+  }
+  Value result{.kind = Value::Kind::kActivation};
+  const auto view = View(flat, 0).Reshaped(sizes);
+  if (!view) return misfit;
+  result.view = *view;
+  result.root = AddDraft(std::move(context));
+  return One(result);
+}
+
+absl::StatusOr<Value> Translator::OutputProjection(const Value& x, const Value& weight) {
+  Draft draft = drafts_[x.root];
+  const int64_t out = weight.view.size(0), size = draft.features / draft.heads;
+  if (out != draft.features) {
+    return Unsupported(absl::StrCat("the output projection of an attention has ", out,
+                                    " features instead of ", draft.features));
+  }
+  draft.context.reset();
+  draft.parameters.push_back(
+      ParameterOf("out_weight", Shape{out, draft.heads, size}, weight.root, weight.view));
+  Value result = x;
+  result.root = AddDraft(std::move(draft));
+  return result;
+}
+
+}  // namespace cadre

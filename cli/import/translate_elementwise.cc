@@ -1,0 +1,253 @@
+// Elementwise operators on one activation compose functions, which become activations of the engine
+// when a layer needs the result.
+//
+// A function is its values at the points of value.h. If it is none of the engine's activations, the
+// last operator is translated alone: its operands become layers first, and it adds or multiplies
+// them, or is an activation of one of them.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "cli/import/translator.h"
+#include "model/problem.h"
+
+namespace cadre {
+
+namespace {
+
+// Nested operands of functions, and values; more is not a network.
+constexpr int kMaxDepth = 200;
+
+std::string KeyOf(const Samples& function) {
+  return {reinterpret_cast<const char*>(function.data()), sizeof(Samples)};
+}
+
+bool IsAddition(const onnx::Node& node) {
+  return node.op_type() == "Add" || node.op_type() == "Sum";
+}
+
+}  // namespace
+
+Translator::Results Translator::Activation(const Value& x, const Samples& function) {
+  Value result = x;
+  result.function = function;
+  return std::vector<Value>{std::move(result)};
+}
+
+// A sum, or the largest or smallest, of more than two is that of the first two and the others.
+Translator::Results Translator::Pairwise(const onnx::Node& node, const std::vector<Value>& in) {
+  onnx::Node& pair = made_nodes_.emplace_back();
+  pair.set_op_type(node.op_type());
+  pair.set_name(node.name());
+  if (node.output_size() > 0) pair.add_output(node.output(0));
+  Value result = in[0];
+  for (size_t i = 1; i < in.size(); ++i) {
+    CADRE_ASSIGN_OR_RETURN(const std::vector<Value> results, TranslateNode(pair, {result, in[i]}));
+    result = results[0];
+  }
+  return One(result);
+}
+
+Translator::Results Translator::Clip(const onnx::Node& node, const std::vector<Value>& in) {
+  if (!in[0].is_activation() || drafts_[in[0].root].form == Draft::Form::kTokens) {
+    return Unsupported("it limits what no layer computes");
+  }
+  double low = -INFINITY, high = INFINITY;
+  for (const size_t i : {1, 2}) {
+    if (i >= in.size() || in[i].kind == Value::Kind::kUnknown) continue;
+    const auto limit = AsScalar(in[i]);
+    if (!limit) {
+      return Unsupported(absl::StrCat("its ", i == 1 ? "lower" : "upper",
+                                      " limit is not a fixed number: it is ", Describe(in[i])));
+    }
+    (i == 1 ? low : high) = *limit;
+  }
+  Samples samples = in[0].function.value_or(kPoints);
+  for (double& sample : samples) sample = std::min(std::max(sample, low), high);
+  made_by_.try_emplace({in[0].root, KeyOf(samples)}, &node, in);
+  return Activation(in[0], samples);
+}
+
+Translator::Results Translator::Elementwise(const onnx::Node& node, const std::vector<Value>& in) {
+  const NumberFunction function = FunctionOf(node, /*integer=*/false);
+  if (!function || in.size() > 2) return absl::NotFoundError("");
+  // An activation and a number, or two functions of one activation, compose a function.
+  const Value* base = nullptr;
+  std::vector<Samples> operands;
+  bool composes = true;
+  for (const Value& input : in) {
+    Samples samples;
+    if (input.is_activation()) {
+      composes =
+          composes && (base == nullptr || (base->root == input.root && base->view == input.view));
+      base = &input;
+      samples = input.function.value_or(kPoints);
+    } else if (const auto scalar = AsScalar(input)) {
+      samples.fill(*scalar);
+    } else {
+      composes = false;
+    }
+    operands.push_back(samples);
+  }
+  if (base == nullptr) return absl::NotFoundError("");
+  if (drafts_[base->root].form == Draft::Form::kTokens) return CompareTokens(node, in);
+  const bool sum_of_two = composes && in.size() == 2 && in[0].is_activation() &&
+                          in[1].is_activation() && !in[0].function && !in[1].function;
+  if (composes && !sum_of_two) {
+    Samples result;
+    for (size_t i = 0; i < result.size(); ++i) {
+      result[i] = function(operands[0][i], operands.size() > 1 ? operands[1][i] : 0);
+    }
+    made_by_.try_emplace({base->root, KeyOf(result)}, &node, in);
+    return Activation(*base, result);
+  }
+  if (in.size() != 2 || (!IsAddition(node) && node.op_type() != "Mul")) {
+    return absl::NotFoundError("");
+  }
+  CADRE_ASSIGN_OR_RETURN(Value result, Combine(node, in[0], in[1]));
+  return One(std::move(result));
+}
+
+// The sum or product of activations, or the sum of one and a parameter.
+absl::StatusOr<Value> Translator::Combine(const onnx::Node& node, const Value& a, const Value& b) {
+  if (a.is_activation() && b.is_activation()) return AddOrMultiply(node, a, b);
+  const bool first = a.is_activation();
+  if (IsAddition(node) && (first ? b : a).is_parameter()) {
+    return first ? AddParameter(a, b) : AddParameter(b, a);
+  }
+  const std::string other = Describe(first ? b : a), extents = ExtentsOf(first ? a : b);
+  return Unsupported(absl::StrCat(IsAddition(node)
+                                      ? absl::StrCat("it adds ", other, " to ", extents)
+                                      : absl::StrCat("it multiplies ", extents, " by ", other),
+                                  "; only a number, another activation, and with Add a bias work"));
+}
+
+namespace {
+
+struct KnownActivation {
+  NumberFunction function;
+  void (*set)(v1::Layer& layer);
+};
+
+// The activations of the engine.
+const std::vector<KnownActivation>& KnownActivations() {
+  const auto of = [](const char* op, bool approximate = false) {
+    onnx::Node node;
+    node.set_op_type(op);
+    if (approximate) {
+      onnx::Attribute& attribute = *node.add_attribute();
+      attribute.set_name("approximate");
+      attribute.set_s("tanh");
+    }
+    return FunctionOf(node, false);
+  };
+  static const auto& known = *new std::vector<KnownActivation>{
+      {of("Relu"), [](v1::Layer& layer) { layer.mutable_relu(); }},
+      {of("Gelu"), [](v1::Layer& layer) { layer.mutable_gelu(); }},
+      {of("Gelu", true), [](v1::Layer& layer) { layer.mutable_gelu()->set_approximate(true); }},
+      {of("Sigmoid"), [](v1::Layer& layer) { layer.mutable_sigmoid(); }},
+      {of("Tanh"), [](v1::Layer& layer) { layer.mutable_tanh(); }},
+      {of("Swish"), [](v1::Layer& layer) { layer.mutable_silu(); }},
+      {of("HardSwish"), [](v1::Layer& layer) { layer.mutable_hard_swish(); }},
+      {[](double x, double) { return std::clamp(x / 6 + 0.5, 0.0, 1.0); },
+       [](v1::Layer& layer) { layer.mutable_hard_sigmoid(); }},
+      {[](double x, double) { return std::clamp(x, 0.0, 6.0); },
+       [](v1::Layer& layer) { layer.mutable_relu6(); }}};
+  return known;
+}
+
+// Exporters round constants to fp32.
+bool Near(double a, double b) { return std::abs(a - b) <= 1e-5 * (1 + std::abs(b)); }
+
+}  // namespace
+
+absl::StatusOr<Value> Translator::Plain(const Value& value) {
+  if (!value.is_activation()) {
+    return Unsupported(
+        absl::StrCat("one of its inputs is ", Describe(value), ", which no layer computes"));
+  }
+  if (!value.function) return value;
+  Value plain = value;
+  plain.function.reset();
+  const Samples& function = *value.function;
+  const std::pair<int, std::string> key(value.root, KeyOf(function));
+  if (const auto made = activations_.find(key); made != activations_.end()) {
+    plain.root = made->second;
+    return plain;
+  }
+  if (function == kPoints) return plain;  // such as x * 1
+  for (const KnownActivation& known : KnownActivations()) {
+    bool equal = true;
+    for (size_t i = 0; i < kPoints.size(); ++i) {
+      equal = equal && Near(function[i], known.function(kPoints[i], 0));
+    }
+    if (!equal) continue;
+    Draft draft = drafts_[value.root];
+    draft.parameters.clear();
+    draft.context.reset();
+    draft.layer = v1::Layer();
+    draft.tied_to = -1;
+    known.set(draft.layer);
+    draft.inputs = {value.root};
+    plain.root = AddDraft(std::move(draft));
+    activations_[key] = plain.root;
+    return plain;
+  }
+  // The operands become layers; then the last operator is an activation, or adds or multiplies.
+  const auto made_by = made_by_.find(key);
+  if (made_by == made_by_.end() || depth_ >= kMaxDepth) {
+    return Unsupported("the function of the input is not an activation");
+  }
+  const auto [node, operands] = made_by->second;
+  std::vector<Value> inputs;
+  bool changed = false;
+  ++depth_;
+  for (Value operand : operands) {
+    if (operand.is_activation() && operand.function) {
+      const auto made = Plain(operand);
+      if (!made.ok()) {
+        --depth_;
+        return made.status();
+      }
+      operand = *made;
+      changed = true;
+    }
+    inputs.push_back(operand);
+  }
+  Results results = Unsupported("");
+  if (changed) results = TranslateNode(*node, inputs);
+  absl::StatusOr<Value> result = Unsupported("");
+  if (results.ok() && !results->empty() && results->front().is_activation()) {
+    result = Plain(results->front());
+  } else if (!changed && inputs.size() == 2 && (IsAddition(*node) || node->op_type() == "Mul")) {
+    // Also a bias of one element, which is a number like that of an activation.
+    result = Combine(*node, inputs[0], inputs[1]);
+  }
+  --depth_;
+  if (!result.ok()) {
+    return Unsupported(absl::StrCat(
+        "the result of ", node->op_type(), " (node ",
+        Quoted(node->name().empty() && node->output_size() > 0 ? node->output(0) : node->name()),
+        ") is not one of the activations relu, relu6, gelu, silu, "
+        "hard_swish, hard_sigmoid, sigmoid and tanh"));
+  }
+  plain.root = result->root;
+  // The value may have been rearranged since the operator, which only another form of the result
+  // does not allow.
+  const View& before = std::find_if(operands.begin(), operands.end(), [](const Value& operand) {
+                         return operand.is_activation();
+                       })->view;
+  if (result->view == before && drafts_[result->root].form == drafts_[value.root].form) {
+    activations_[key] = plain.root;
+    return plain;
+  }
+  if (!(value.view == before)) {
+    return Unsupported(absl::StrCat("the result of ", DisplayName(*node), ", ", ExtentsOf(value),
+                                    ", is rearranged in a way that is not supported"));
+  }
+  plain.view = result->view;
+  return plain;
+}
+
+}  // namespace cadre

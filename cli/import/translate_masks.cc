@@ -1,0 +1,263 @@
+// Masks: which keys the queries of an attention attend to.
+//
+// A mask of padding begins as a comparison of the input's tokens with a number, or as a second
+// input. Frameworks then compute with it in many ways: they invert it, combine it with a causal
+// mask, gather it by indices, multiply it by a large number or choose between two numbers. Instead
+// of recognizing these ways, each operator is folded twice: for masks whose condition holds
+// everywhere, and for those whose condition holds nowhere. A third array states the token on which
+// each element depends. At the scores of an attention, the elements must be 0 or at most -10,000,
+// and those that depend on a token must hide that token's key.
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "cli/import/translator.h"
+#include "model/problem.h"
+
+namespace cadre {
+namespace {
+
+using Array = std::vector<double> Mask::*;
+
+absl::Status MaskTooLarge() {
+  return Unsupported("its mask has too many elements; export the network with one sample");
+}
+
+// One array of a mask as known numbers.
+Value NumbersOfMask(const Value& value, Array array) {
+  return {.kind = Value::Kind::kNumbers,
+          .view = value.view,
+          .numbers = {value.mask, &(value.mask.get()->*array)},
+          .integer = value.integer};
+}
+
+// Numbers of which none depends on a token.
+Value NoTokens(const View& view) {
+  Value none = NumbersOf({}, {Mask::kNoToken}, true);
+  none.view = *none.view.Expanded(view.sizes());
+  return none;
+}
+
+// The tokens of the result of an elementwise operator. Nothing if an element depends on two.
+absl::StatusOr<Value> CommonTokens(const std::vector<Value>& tokens) {
+  if (tokens.size() == 1) return tokens[0];
+  onnx::Node larger;
+  larger.set_op_type("Max");
+  CADRE_ASSIGN_OR_RETURN(const Value common, Fold(larger, tokens));
+  for (Value each : tokens) {
+    each.view = *each.view.Expanded(common.view.sizes());
+    const std::vector<double> numbers = NumbersIn(each);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      if (numbers[i] != Mask::kNoToken && numbers[i] != (*common.numbers)[i]) {
+        return Unsupported("its masks are of different tokens");
+      }
+    }
+  }
+  return common;
+}
+
+}  // namespace
+
+Value Translator::IsToken(const Value& tokens, int64_t id) const {
+  auto mask = std::make_shared<Mask>(Mask{.id = id});
+  const int64_t count = batch_ * drafts_[tokens.root].tokens;
+  mask->on.assign(count, 1);
+  mask->off.assign(count, 0);
+  for (int64_t i = 0; i < count; ++i) mask->token.push_back(i);
+  return {.kind = Value::Kind::kMask, .view = tokens.view, .integer = true, .mask = mask};
+}
+
+// Comparisons that are true, or false, of one whole number alone.
+Translator::Results Translator::CompareTokens(const onnx::Node& node,
+                                              const std::vector<Value>& in) {
+  static const auto& comparisons =
+      *new std::set<std::string>{"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"};
+  if (comparisons.count(node.op_type()) == 0 || in.size() != 2) return absl::NotFoundError("");
+  const int at = in[0].is_activation() ? 0 : 1;
+  const auto scalar = AsScalar(in[1 - at]);
+  const absl::Status misfit = Unsupported(
+      absl::StrCat("it compares tokens with ", Describe(in[1 - at]),
+                   ", which is not a whole number, or so that more than one token is padding"));
+  if (!scalar || !(*scalar >= 0 && *scalar < 0x1p24) || *scalar != std::floor(*scalar)) {
+    return misfit;
+  }
+  const NumberFunction function = FunctionOf(node, /*integer=*/true);
+  const auto compare = [&](double token) {
+    return at == 0 ? function(token, *scalar) : function(*scalar, token);
+  };
+  // The truth changes at the number only, so these tokens stand for all.
+  const double others = compare(*scalar + 2);
+  std::set<double> different;
+  for (const double token : {0.0, 1.0, *scalar - 1, *scalar, *scalar + 1}) {
+    if (token >= 0 && compare(token) != others) different.insert(token);
+  }
+  if (different.size() != 1) return misfit;
+  const Value is_token = IsToken(in[at], static_cast<int64_t>(*different.begin()));
+  if (others == 0) return One(is_token);
+  onnx::Node inverse;
+  inverse.set_op_type("Not");
+  CADRE_ASSIGN_OR_RETURN(Value mask, FoldMasks(inverse, {is_token}));
+  return One(std::move(mask));
+}
+
+absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::vector<Value>& in) {
+  static const auto& selections =
+      *new std::set<std::string>{"Gather", "GatherND", "GatherElements", "Concat"};
+  const std::string& op = node.op_type();
+  const bool selects = selections.count(op) > 0;
+  if (!selects && op != "Cast" && op != "Where" && !FunctionOf(node, true)) {
+    return absl::NotFoundError("");
+  }
+  std::optional<int64_t> id;
+  std::vector<Value> on, off, token;
+  for (size_t i = 0; i < in.size(); ++i) {
+    const Value& value = in[i];
+    if (!value.is_mask()) {
+      const auto numbers = AsNumbers(value);
+      if (!numbers) return absl::NotFoundError("");
+      on.push_back(*numbers);
+      off.push_back(*numbers);
+      const bool indices = selects && op != "Concat" && i > 0;
+      token.push_back(indices ? *numbers : NoTokens(value.view));
+      continue;
+    }
+    if (selects && op != "Concat" && i > 0) return absl::NotFoundError("");
+    if (id && *id != value.mask->id) return Unsupported("its masks are of different tokens");
+    id = value.mask->id;
+    const int64_t elements = value.view.elements();
+    if (elements > kMaxFoldedElements || 3 * elements > foldable_) {
+      return MaskTooLarge();
+    }
+    foldable_ -= 3 * elements;
+    on.push_back(NumbersOfMask(value, &Mask::on));
+    off.push_back(NumbersOfMask(value, &Mask::off));
+    token.push_back(NumbersOfMask(value, &Mask::token));
+  }
+  CADRE_ASSIGN_OR_RETURN(const Value result, Fold(node, on));
+  CADRE_ASSIGN_OR_RETURN(const Value otherwise, Fold(node, off));
+  CADRE_ASSIGN_OR_RETURN(const Value tokens, selects ? Fold(node, token) : CommonTokens(token));
+  auto mask = std::make_shared<Mask>(Mask{
+      .id = *id, .on = *result.numbers, .off = *otherwise.numbers, .token = NumbersIn(tokens)});
+  for (size_t i = 0; i < mask->token.size(); ++i) {
+    if (mask->on[i] == mask->off[i]) mask->token[i] = Mask::kNoToken;
+  }
+  return Value{.kind = Value::Kind::kMask,
+               .view = result.view,
+               .integer = result.integer,
+               .mask = std::move(mask)};
+}
+
+absl::StatusOr<std::vector<int64_t>> Translator::SamplesOfScores(const Attention& attention) {
+  const View& queries = attention.queries.view;
+  const Draft& draft = drafts_[attention.queries.root];
+  if (queries.elements() == 0 || draft.elements() == 0 || queries.elements() > foldable_) {
+    return Unsupported("its scores are empty, or too many");
+  }
+  foldable_ -= queries.elements();
+  std::vector<int64_t> samples;
+  for (const int64_t position :
+       queries.Selected(queries.rank() - 1, 0).Selected(queries.rank() - 2, 0).Positions()) {
+    samples.push_back(position / draft.elements());
+  }
+  return samples;
+}
+
+absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
+  Value on, off, token;
+  if (added.is_mask()) {
+    if (added.view.elements() > foldable_) return MaskTooLarge();
+    foldable_ -= added.view.elements();
+    on = NumbersOfMask(added, &Mask::on);
+    off = NumbersOfMask(added, &Mask::off);
+    token = NumbersOfMask(added, &Mask::token);
+  } else if (const auto numbers = AsNumbers(added)) {
+    on = off = *numbers;
+    token = NoTokens(numbers->view);
+  } else {
+    return Unsupported(absl::StrCat("it adds ", Describe(added),
+                                    " to the scores of an attention, which is not a mask"));
+  }
+  // [..., queries, keys], of the scores and of the mask.
+  const int rank = attention.queries.view.rank();
+  std::vector<int64_t> sizes = attention.queries.view.sizes();
+  sizes[rank - 1] = attention.keys.view.size(rank - 1);
+  std::vector<int64_t> extents = on.view.sizes();
+  const absl::Status misfit =
+      Unsupported(absl::StrCat("its mask ", ExtentsOf(added), " does not fit the scores [",
+                               absl::StrJoin(sizes, ", "), "]"));
+  if (std::ssize(extents) > rank) return misfit;
+  extents.insert(extents.begin(), rank - extents.size(), 1);
+  for (int d = 0; d < rank; ++d) {
+    if (extents[d] != 1 && extents[d] != sizes[d]) {
+      return misfit;
+    }
+  }
+  const int64_t keys = extents[rank - 1], queries = extents[rank - 2];
+  const int64_t tokens = drafts_[0].tokens;
+  bool none = true, causal = queries == keys, every_key = true;
+  // Whether keys are hidden where the condition holds, if any depend on it.
+  std::optional<bool> hides_on;
+  // By part [queries, keys] of the mask: the sample of its tokens.
+  constexpr int64_t kAny = -1;
+  std::vector<int64_t> sample_of(on.view.elements() / std::max<int64_t>(1, queries * keys), kAny);
+  const std::vector<double> if_on = NumbersIn(on), if_off = NumbersIn(off), of = NumbersIn(token);
+  for (int64_t i = 0; i < std::ssize(if_on); ++i) {
+    const int64_t key = i % keys, query = i / keys % queries;
+    const bool hidden = if_on[i] <= kHides, otherwise = if_off[i] <= kHides;
+    if ((!hidden && if_on[i] != 0) || (!otherwise && if_off[i] != 0)) {
+      return Unsupported(absl::StrCat("its mask has numbers other than 0 and at most ", kHides));
+    }
+    if (hidden == otherwise) {
+      none = none && !hidden;
+      causal = causal && hidden == (key > query);
+      every_key = every_key && hidden;
+      continue;
+    }
+    causal = causal && key <= query;
+    const int64_t at = static_cast<int64_t>(of[i]);
+    int64_t& sample = sample_of[i / (keys * queries)];
+    if (hides_on.value_or(hidden) != hidden || keys != tokens || at % tokens != key ||
+        (sample != kAny && sample != at / tokens)) {
+      return Unsupported("its mask hides keys by other tokens than their own");
+    }
+    hides_on = hidden;
+    sample = at / tokens;
+  }
+  if (!none && !causal) {
+    return Unsupported(
+        "its mask is neither empty nor causal; a mask of padding must compare the tokens with a "
+        "number, or be the second input of the graph");
+  }
+  attention.causal = attention.causal || !none;
+  if (!hides_on) return absl::OkStatus();
+  CADRE_ASSIGN_OR_RETURN(const std::vector<int64_t> samples, SamplesOfScores(attention));
+  const std::vector<int64_t> parts = View(std::vector<int64_t>(extents.begin(), extents.end() - 2))
+                                         .Expanded({sizes.begin(), sizes.end() - 2})
+                                         ->Positions();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    every_key = every_key && sample_of[parts[i]] == samples[i];
+  }
+  if (!every_key) return Unsupported("its mask does not hide the padding of every sample");
+  uint32_t padding = 0;
+  if (added.mask->id == Mask::kInput) {
+    if (one_is_padding_.value_or(*hides_on) != *hides_on) {
+      return Unsupported("the second input is 1 for padding in one attention, and 0 in another");
+    }
+    one_is_padding_ = *hides_on;
+    padding = *options_.padding_token;
+  } else {
+    padding = static_cast<uint32_t>(added.mask->id);
+    if (!*hides_on) return Unsupported(absl::StrCat("its mask hides all tokens but ", padding));
+  }
+  if (attention.padding_token.value_or(padding) != padding) {
+    return Unsupported("its masks are of different tokens");
+  }
+  attention.padding_token = padding;
+  return absl::OkStatus();
+}
+
+}  // namespace cadre

@@ -1,0 +1,636 @@
+// A member is identified by its id and a process by its incarnation, a random number that the
+// process chooses at its start. A Hello is one of four cases:
+//
+//   known id or incarnation, same process  a reconnect: the member keeps its lease and its rank
+//   aggregator with a known name           the same member, also as a new process: its data is on
+//                                          its disk
+//   unknown worker id                      refused, since its lease has expired; it joins as a new
+//                                          member
+//   anything else                          a new member
+//
+// A reconnect without an id but with a known incarnation means that Welcome was lost.
+#include "coordinator/cluster/cluster.h"
+
+#include <google/protobuf/util/message_differencer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "base/peer_text.h"
+#include "base/protocol.h"
+#include "base/secret_key.h"
+#include "coordinator/cluster/device_match.h"
+#include "coordinator/store/keys.h"
+#include "model/validate.h"
+#include "proto/enum_text.h"
+
+namespace cadre {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+
+// Maximum number of counters of one member.
+constexpr int kMaxCounters = 256;
+// Maximum number of kinds of fallbacks of one member.
+constexpr int kMaxFallbacks = 16;
+// Maximum number of delayed orders of one aggregator.
+constexpr size_t kMaxDelayedOrders = 64;
+// How long a rank of a stalled group may take to leave its generation.
+constexpr absl::Duration kReleaseTime = absl::Seconds(10);
+
+// Counters of refusals are added to durable ones, so only those of known refusals count.
+bool IsCounter(const std::string& name) {
+  absl::string_view refusal = name;
+  if (!absl::ConsumePrefix(&refusal, "refused_")) return CheckName("counter", name).ok();
+  const auto& values = *v1::Refusal_descriptor();
+  for (int i = 0; i < values.value_count(); ++i) {
+    if (refusal == EnumText(static_cast<v1::Refusal>(values.value(i)->number()))) return true;
+  }
+  return false;
+}
+
+std::string MissingField(const v1::Hello& hello) {
+  if (hello.role() != v1::ROLE_WORKER && hello.role() != v1::ROLE_AGGREGATOR) return "role";
+  if (hello.name().empty()) return "name";
+  if (hello.incarnation().empty()) return "incarnation";
+  if (hello.address().empty()) return "address";
+  if (!hello.has_reservation()) return "";
+  const v1::Reservation& reservation = hello.reservation();
+  if (reservation.run().empty()) return "reservation.run";
+  if (reservation.program().empty()) return "reservation.program";
+  if (reservation.ranks() == 0 || reservation.ranks() > kMaxRanksPerGroup ||
+      reservation.rank() >= reservation.ranks()) {
+    return "reservation.ranks";
+  }
+  return "";
+}
+
+}  // namespace
+
+void Cluster::Restore(const v1::MetaRecord& meta) {
+  meta_ = meta;
+  // The lower half of all numbers is enough for gaps, even if the coordinator starts often.
+  if (meta_.starts() > 0 && meta_.generation() <= kMaxReportedNumber) {
+    const uint32_t gap = meta_.backup() ? kBackupGap : kGenerationGap;
+    const uint32_t at = absl::ToUnixMillis(now_) % gap;
+    meta_.set_generation(meta_.generation() + gap + at);
+  }
+  if (meta_.backup()) meta_.set_run(meta_.run() + kBackupRuns);
+  meta_.clear_backup();
+  meta_.set_starts(meta_.starts() + 1);
+  meta_.set_epoch(std::max(meta_.epoch() + 1, static_cast<uint64_t>(absl::ToUnixMillis(now_))));
+  if (meta_.key_seed().empty()) meta_.set_key_seed(options_.key_seed);
+  out_.SetEpoch(meta_.epoch());
+  available_at_ = now_;
+  meta_changed_ = true;
+  Report(v1::EVENT_KIND_COORDINATOR_STARTED,
+         absl::StrCat("the coordinator has started, start ", meta_.starts(), " with this store"));
+}
+
+void Cluster::Report(v1::EventKind kind, absl::string_view text) { ReportRun(kind, "", text); }
+
+void Cluster::ReportRun(v1::EventKind kind, absl::string_view run, absl::string_view text) {
+  v1::ClusterEvent event;
+  event.set_kind(kind);
+  event.set_run(std::string(run));
+  event.set_text(std::string(text));
+  event_log_.Add(std::move(event), now_, out_);
+}
+
+void Cluster::ReportGroup(v1::EventKind kind, const v1::RankSlot& group, absl::string_view text) {
+  v1::ClusterEvent event;
+  event.set_kind(kind);
+  event.set_run(group.run());
+  event.set_group(group.group());
+  event.set_text(std::string(text));
+  event_log_.Add(std::move(event), now_, out_);
+}
+
+void Cluster::ReportMember(v1::EventKind kind, const Member& member, absl::string_view text) {
+  v1::ClusterEvent event;
+  event.set_kind(kind);
+  if (member.place.has_value()) {
+    event.set_run(member.place->run());
+    event.set_group(member.place->group());
+  }
+  event.set_member(member.record.name());
+  event.set_text(std::string(text));
+  event_log_.Add(std::move(event), now_, out_);
+}
+
+void Cluster::SetLimitReached(const std::string& limit) {
+  limit_reached_ = limit;
+  if (!limit.empty()) Count("limits_reached");
+  Report(v1::EVENT_KIND_COORDINATOR_LIMIT,
+         limit.empty() ? "the coordinator has room for connections again" : limit);
+}
+
+void Cluster::Begin(absl::Time now) {
+  now_ = std::max(now_, now);
+  if (started_ == absl::InfinitePast()) started_ = now_;
+}
+
+std::vector<Action> Cluster::Take() {
+  UpdateIdle();
+  if (std::exchange(meta_changed_, false)) out_.Put(kMetaKey, meta_);
+  return out_.Take();
+}
+
+uint32_t Cluster::NewGeneration() {
+  meta_changed_ = true;
+  meta_.set_generation(meta_.generation() + 1);
+  return meta_.generation();
+}
+
+std::string Cluster::KeyOf(uint32_t generation) const {
+  return KeyBytes(DeriveKey(meta_.key_seed(), absl::StrCat("generation ", generation)));
+}
+
+uint32_t Cluster::NewRun() {
+  meta_changed_ = true;
+  meta_.set_run(meta_.run() + 1);
+  return meta_.run();
+}
+
+void Cluster::NoteRemovedRun(uint32_t run) {
+  meta_changed_ = true;
+  meta_.set_removed_run(std::max(meta_.removed_run(), run));
+}
+
+void Cluster::SkipNumbers(uint32_t generation, uint32_t run) {
+  meta_changed_ = true;
+  meta_.set_generation(std::max(meta_.generation(), generation));
+  meta_.set_run(std::max(meta_.run(), run));
+}
+
+std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v1::Hello& hello) {
+  const auto refuse = [&](v1::Refusal refusal, absl::string_view reason) {
+    Refuse(connection, refusal, reason);
+    return std::nullopt;
+  };
+  if (!AreCompatible(hello.protocol(), options_.protocol)) {
+    return refuse(
+        v1::REFUSAL_PROTOCOL,
+        absl::StrFormat("the member (version %s) has protocol %d, the coordinator "
+                        "(version %s) %d; only adjacent protocols work together",
+                        hello.version(), hello.protocol(), options_.version, options_.protocol));
+  }
+  if (const std::string missing = MissingField(hello); !missing.empty()) {
+    return refuse(v1::REFUSAL_MALFORMED, absl::StrCat("Hello lacks the field ", missing));
+  }
+  const bool worker = hello.role() == v1::ROLE_WORKER;
+  Joined joined;
+  // An aggregator is identified by its name: its data is on its disk, not in its process.
+  Member* member = !worker ? members_.Aggregator(hello.name())
+                   : hello.member_id().empty()
+                       ? members_.ByIncarnation(v1::ROLE_WORKER, hello.incarnation())
+                       : members_.Find(hello.member_id());
+  joined.known =
+      member != nullptr &&
+      (!worker || (member->worker() && member->record.incarnation() == hello.incarnation()));
+  if (worker && !joined.known) {
+    if (!hello.member_id().empty()) {
+      return refuse(v1::REFUSAL_UNKNOWN_MEMBER,
+                    absl::StrCat("worker ", hello.member_id(),
+                                 " is not registered: its lease has expired; join without an id"));
+    }
+    joined.replaced = members_.Predecessors(hello);
+  }
+  joined.address_changed = !joined.known || member->record.address() != hello.address();
+  if (!joined.known) member = &AddMember(hello);
+  const bool restarted = joined.known && member->record.incarnation() != hello.incarnation();
+  Update(*member, hello);
+  if (!joined.known || restarted) {
+    ReportMember(v1::EVENT_KIND_MEMBER_JOINED, *member,
+                 absl::StrCat(worker ? "worker " : "aggregator ", hello.name(), " on ",
+                              hello.host(), restarted ? " has joined again" : " has joined"));
+  }
+  if (worker) UpdateIdle(*member);
+  joined.member = member;
+  return joined;
+}
+
+Member& Cluster::AddMember(const v1::Hello& hello) {
+  meta_.set_member(meta_.member() + 1);
+  meta_changed_ = true;
+  v1::MemberRecord record;
+  record.set_member_id(absl::StrCat(hello.role() == v1::ROLE_WORKER ? "w" : "a", meta_.member()));
+  record.set_role(hello.role());
+  record.set_name(hello.name());
+  return members_.Add(record, now_);
+}
+
+void Cluster::Update(Member& member, const v1::Hello& hello) {
+  member.cores = hello.cores();
+  member.memory_bytes = hello.memory_bytes();
+  if (member.record.incarnation() != hello.incarnation()) KeepCounters(member);
+  v1::MemberRecord record = member.record;
+  record.set_incarnation(hello.incarnation());
+  record.set_address(hello.address());
+  record.set_host(hello.host());
+  record.set_device(hello.device());
+  record.set_device_kind(hello.device_kind());
+  *record.mutable_precisions() = hello.precisions();
+  record.clear_reservation();
+  if (hello.has_reservation()) *record.mutable_reservation() = hello.reservation();
+  // A reconnect usually leaves the record unchanged; it is then not written again.
+  if (MessageDifferencer::Equals(record, member.record)) return;
+  members_.Update(member, record);
+  out_.Put(MemberKey(member.id()), record);
+}
+
+void Cluster::SetProgramEnded(Member& member, const std::string& reason) {
+  if (member.record.program_ended() == reason) return;
+  v1::MemberRecord record = member.record;
+  record.set_program_ended(reason);
+  members_.Update(member, record);
+  out_.Put(MemberKey(member.id()), record);
+}
+
+void Cluster::Welcome(Member& member, ConnectionId connection) {
+  member.awaited.clear();
+  // A half-open stream of the same process may still exist.
+  const ConnectionId before = members_.Attach(member, connection, now_);
+  if (before != 0) out_.End(before, absl::AbortedError("the member opened another stream"));
+  v1::CoordinatorMessage message;
+  v1::Welcome& welcome = *message.mutable_welcome();
+  welcome.set_member_id(member.id());
+  welcome.set_lease_ms(absl::ToInt64Milliseconds(options_.lease));
+  welcome.set_heartbeat_ms(absl::ToInt64Milliseconds(options_.heartbeat));
+  out_.SendTo(connection, std::move(message));
+  SendDrain(member);
+}
+
+void Cluster::SendDrain(const Member& member) {
+  if (!member.worker()) return;
+  const std::optional<absl::Time> until =
+      standings_.DrainedUntil(WorkerOf(member), member.record.incarnation());
+  if (!until.has_value()) return;
+  v1::CoordinatorMessage message;
+  v1::Drain& drain = *message.mutable_drain();
+  // 0 would leave the limit to the process.
+  constexpr absl::Duration kShortest = absl::Milliseconds(1);
+  if (*until != absl::InfiniteFuture()) {
+    drain.set_seconds(absl::ToDoubleSeconds(std::max(*until - now_, kShortest)));
+  }
+  SendTo(member.id(), message);
+}
+
+// Counters are totals since the start of the member's process, so those of the newest heartbeat
+// replace earlier ones.
+void Cluster::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
+  member.counters.clear();
+  for (const auto& [name, value] : heartbeat.counters()) {
+    if (member.counters.size() >= kMaxCounters) break;
+    if (IsCounter(name)) member.counters[name] = value;
+  }
+  member.progress = heartbeat.progress();
+  if (heartbeat.step_seconds() > 0 && std::isfinite(heartbeat.step_seconds()) &&
+      heartbeat.wait_seconds() >= 0 && std::isfinite(heartbeat.wait_seconds())) {
+    member.step_seconds = heartbeat.step_seconds();
+    member.wait_seconds = std::min(heartbeat.wait_seconds(), heartbeat.step_seconds());
+  }
+  const int fallbacks = std::min(heartbeat.fallbacks_size(), kMaxFallbacks);
+  member.fallbacks.assign(heartbeat.fallbacks().begin(), heartbeat.fallbacks().begin() + fallbacks);
+  RecordDelayedOrders(member, heartbeat);
+  if (!member.hung.has_value()) return;
+  Member::Hung& hung = *member.hung;
+  if (heartbeat.activity() == v1::ACTIVITY_UNSPECIFIED || heartbeat.progress() != hung.progress) {
+    member.hung.reset();
+    UpdateIdle(member);
+  } else if (!hung.recorded && now_ >= hung.since + kReleaseTime) {
+    hung.recorded = true;
+    standings_.Fail(WorkerOf(member), v1::FAILURE_CAUSE_STALLED,
+                    "its training thread does not react", now_);
+  }
+}
+
+// An order is reported as an event when it is delayed for the first time; the status has the newest
+// reason.
+void Cluster::RecordDelayedOrders(Member& member, const v1::Heartbeat& heartbeat) {
+  std::vector<v1::DelayedOrder> delayed;
+  for (const v1::DelayedOrder& order : heartbeat.delayed_orders()) {
+    if (member.worker() || delayed.size() == kMaxDelayedOrders) break;
+    const bool known = std::any_of(
+        member.delayed_orders.begin(), member.delayed_orders.end(), [&](const auto& before) {
+          return before.run() == order.run() && before.order() == order.order();
+        });
+    if (!known) {
+      v1::ClusterEvent event;
+      event.set_kind(v1::EVENT_KIND_ORDER_DELAYED);
+      event.set_run(order.run());
+      event.set_member(member.record.name());
+      event.set_text(DelayText(member, order));
+      event_log_.Add(std::move(event), now_, out_);
+    }
+    delayed.push_back(order);
+  }
+  member.delayed_orders = std::move(delayed);
+}
+
+std::string Cluster::DelayText(const Member& aggregator, const v1::DelayedOrder& delayed) {
+  const std::string& order = delayed.order();
+  const std::string what = order == "open_run"     ? "open its shard"
+                           : order == "apply"      ? "apply the round"
+                           : order == "close_run"  ? "close the run"
+                           : order == "delete_run" ? "remove the files of the run"
+                                                   : absl::StrCat("carry out ", order);
+  const double seconds = std::isfinite(delayed.seconds()) ? std::floor(delayed.seconds()) : 0;
+  const std::string time = absl::FormatDuration(absl::Seconds(seconds));
+  if (delayed.reason().empty()) {
+    return absl::StrCat("aggregator ", aggregator.record.name(), " has taken ", time, " to ", what,
+                        ", and has not finished: its disk is slow or does not answer");
+  }
+  return absl::StrCat("aggregator ", aggregator.record.name(), " cannot ", what, ", for ", time,
+                      ": ", delayed.reason(), "; it tries again");
+}
+
+void Cluster::Refuse(ConnectionId connection, v1::Refusal refusal, absl::string_view reason) {
+  Member* const member = members_.ByConnection(connection);
+  if (member == nullptr && !members_.IsPending(connection)) return;
+  CountRefusal(refusal);
+  if (member != nullptr) {
+    // A member that repeats the message is reported once.
+    if (std::exchange(member->refused, std::string(reason)) != reason) {
+      ReportMember(v1::EVENT_KIND_MESSAGE_REFUSED, *member,
+                   absl::StrCat("a message of ", member->record.name(), " on ",
+                                member->record.host(), " was refused: ", reason));
+    }
+    refused_.push_back({member->id(), std::string(reason)});
+  }
+  v1::CoordinatorMessage message;
+  message.mutable_refused()->set_refusal(refusal);
+  message.mutable_refused()->set_reason(std::string(reason));
+  out_.SendTo(connection, std::move(message));
+  out_.End(connection, absl::FailedPreconditionError(reason));
+  Close(connection);
+}
+
+void Cluster::Close(ConnectionId connection) {
+  const Member* const member = members_.Detach(connection);
+  if (member != nullptr) closed_.push_back(member->id());
+}
+
+void Cluster::Count(absl::string_view name, uint64_t amount) {
+  (*meta_.mutable_counters())[std::string(name)] += amount;
+  meta_changed_ = true;
+}
+
+void Cluster::CountRefusal(v1::Refusal refusal) {
+  Count(absl::StrCat("refused_", EnumText(refusal)));
+}
+
+std::optional<Member> Cluster::Remove(const std::string& member_id, absl::string_view reason) {
+  Member* const found = members_.Find(member_id);
+  if (found == nullptr) return std::nullopt;
+  KeepCounters(*found);
+  Member member = *found;
+  ReportMember(
+      v1::EVENT_KIND_MEMBER_LEFT, member,
+      absl::StrCat(member.worker() ? "worker " : "aggregator ", member.record.name(), " ", reason));
+  if (member.connected()) {
+    out_.End(member.connection, absl::AbortedError(absl::StrCat(member_id, " ", reason)));
+  }
+  members_.Remove(member_id);
+  out_.EraseOne(MemberKey(member_id));
+  return member;
+}
+
+void Cluster::NoteLost(const std::string& host) {
+  std::erase_if(lost_hosts_, [&](const auto& lost) { return now_ - lost.second >= kReturn; });
+  lost_hosts_[host] = now_;
+}
+
+void Cluster::KeepCounters(Member& member) {
+  for (const auto& [name, value] : member.counters) {
+    if (absl::StartsWith(name, "refused_")) Count(name, value);
+  }
+  member.counters.clear();
+}
+
+void Cluster::SendTo(absl::string_view member_id, const v1::CoordinatorMessage& message) {
+  const Member* const member = members_.Find(member_id);
+  if (member != nullptr && member->connected()) out_.SendTo(member->connection, message);
+}
+
+void Cluster::SendRelease(absl::string_view member_id, const v1::RankSlot& place,
+                          absl::string_view reason, v1::RunState state) {
+  v1::CoordinatorMessage message;
+  v1::Release& release = *message.mutable_release();
+  *release.mutable_place() = place;
+  release.set_reason(std::string(reason));
+  release.set_run_done(state == v1::RUN_STATE_DONE);
+  release.set_run_ended(state == v1::RUN_STATE_DONE || state == v1::RUN_STATE_FAILED ||
+                        state == v1::RUN_STATE_STOPPED);
+  SendTo(member_id, message);
+}
+
+// Groups are filled host by host, so that as many ranks as possible share a host.
+std::vector<std::string> Cluster::IdleByHost() const {
+  struct Level {
+    std::vector<absl::string_view> hosts;
+    std::map<absl::string_view, std::vector<std::string>> on;
+  };
+  std::map<uint32_t, Level> by_marks;
+  for (const std::string& id : members_.idle()) {
+    const Member& member = *members_.Find(id);
+    Level& level = by_marks[standings_.CountMarks(WorkerOf(member), now_)];
+    std::vector<std::string>& workers = level.on[member.record.host()];
+    if (workers.empty()) level.hosts.push_back(member.record.host());
+    workers.push_back(id);
+  }
+  std::vector<std::string> sorted;
+  for (auto& [marks, level] : by_marks) {
+    for (const absl::string_view host : level.hosts) {
+      std::move(level.on[host].begin(), level.on[host].end(), std::back_inserter(sorted));
+    }
+  }
+  return sorted;
+}
+
+void Cluster::SetDemand(uint32_t run, const Demand& demand) {
+  if (demand.slots == 0) {
+    demands_.erase(run);
+  } else {
+    demands_[run] = demand;
+  }
+}
+
+size_t Cluster::DemandUpTo(uint32_t run, v1::Cluster::Device kind) const {
+  size_t workers = 0;
+  for (auto it = demands_.begin(); it != demands_.upper_bound(run); ++it) {
+    const Demand& demand = it->second;
+    // Slots with another device kind need none of these workers.
+    if (demand.device != v1::Cluster::DEVICE_UNSPECIFIED && demand.device != kind) continue;
+    workers += demand.slots * demand.ranks;
+  }
+  return workers;
+}
+
+// The name of a host may also be the name of its worker; the host then includes the worker. Ids are
+// looked up last, since a worker may have the id of another one as its name.
+void Cluster::OnCordonMembers(const CordonMembers& cordon) {
+  std::set<Standings::Key> keys;
+  std::vector<std::string> ids;
+  const auto match = [&](const Member& member) {
+    const Standings::Key key(member.record.host(), member.record.name());
+    ids.push_back(member.id());
+    if (key.first == cordon.member) keys.insert({key.first, ""});
+    if (key.first != cordon.member || cordon.undo) keys.insert(key);
+  };
+  const auto matches = [&](const std::string& host, const std::string& name) {
+    return !cordon.member.empty() && (host == cordon.member || name == cordon.member);
+  };
+  for (const auto& [id, member] : members_.all()) {
+    if (member.worker() && matches(member.record.host(), member.record.name())) match(member);
+  }
+  // Workers that are away.
+  for (const auto& [key, record] : standings_.records()) {
+    if (matches(key.first, key.second)) keys.insert(key);
+  }
+  const Member* by_id = members_.Find(cordon.member);
+  if (by_id == nullptr) by_id = members_.Aggregator(cordon.member);
+  if (keys.empty() && by_id != nullptr && by_id->worker()) match(*by_id);
+  if (keys.empty()) {
+    const bool aggregator = cordon.drain && by_id != nullptr && !by_id->worker();
+    out_.Reply({.request = cordon.request,
+                .status = aggregator
+                              ? absl::FailedPreconditionError(absl::StrCat(
+                                    "'", cordon.member,
+                                    "' is an aggregator: the shards that it stores stay there "
+                                    "until their runs end"))
+                              : absl::NotFoundError(absl::StrCat("no such worker or host: '",
+                                                                 cordon.member, "'"))});
+    return;
+  }
+  Report(v1::EVENT_KIND_OPERATOR,
+         absl::StrCat(cordon.member, cordon.undo    ? " receives new work again"
+                                     : cordon.drain ? " is drained"
+                                                    : " receives no new work"));
+  for (const Standings::Key& key : keys) {
+    if (cordon.undo) {
+      standings_.Clear({key.first, key.second});
+    } else {
+      standings_.Cordon({key.first, key.second});
+    }
+  }
+  // NaN is no limit either.
+  const absl::Time until = cordon.drain_seconds > 0 ? now_ + absl::Seconds(cordon.drain_seconds)
+                                                    : absl::InfiniteFuture();
+  for (const std::string& id : ids) {
+    if (!cordon.drain) break;
+    const Member& member = *members_.Find(id);
+    standings_.Drain(WorkerOf(member), member.record.incarnation(), until);
+    SendDrain(member);
+  }
+  out_.Reply({.request = cordon.request, .members = std::move(ids)});
+}
+
+// Failures and cordons are rare, so all members are visited when a record has changed.
+void Cluster::UpdateIdle() {
+  const std::set<Standings::Key> changed = standings_.TakeChanged();
+  for (const Standings::Key& key : changed) {
+    const std::string record_key = StandingKey(key.first, key.second);
+    const auto found = standings_.records().find(key);
+    if (found == standings_.records().end()) {
+      out_.EraseOne(record_key);
+    } else {
+      out_.Put(record_key, found->second);
+    }
+  }
+  if (changed.empty() && now_ < available_at_) return;
+  available_at_ = absl::InfiniteFuture();
+  for (const auto& [id, member] : members_.all()) UpdateIdle(*members_.Find(id));
+}
+
+void Cluster::UpdateIdle(Member& member) {
+  const absl::Time at = standings_.AvailableAt(WorkerOf(member));
+  if (at > now_) available_at_ = std::min(available_at_, at);
+  members_.Exclude(member, at > now_ || member.hung.has_value());
+}
+
+std::string Cluster::ExcludedWorkers() const {
+  int excluded = 0;
+  for (const auto& [id, member] : members_.all()) {
+    excluded += member.connected() && !member.place.has_value() && member.excluded ? 1 : 0;
+  }
+  if (excluded == 0) return "";
+  return absl::StrCat(", ", excluded, excluded == 1 ? " is" : " are",
+                      " excluded (see 'cadre members')");
+}
+
+size_t Cluster::CountTrusted(v1::Cluster::Device kind, v1::RunSpec::Precision precision) const {
+  const Membership::Ids& idle = members_.idle();
+  return std::count_if(idle.begin(), idle.end(), [&](const std::string& id) {
+    const Member& member = *members_.Find(id);
+    return !member.record.has_reservation() && member.record.device_kind() == kind &&
+           Supports(member.record, precision) && standings_.IsTrusted(WorkerOf(member), now_);
+  });
+}
+
+void Cluster::FillStatus(absl::Time now, v1::StatusReply& reply) const {
+  v1::CoordinatorStatus& coordinator = *reply.mutable_coordinator();
+  coordinator.set_version(options_.version);
+  coordinator.set_protocol(options_.protocol);
+  if (started_ != absl::InfinitePast()) {
+    coordinator.set_uptime_seconds(absl::ToDoubleSeconds(now - started_));
+  }
+  coordinator.set_starts(meta_.starts());
+  coordinator.set_insecure(options_.insecure);
+  coordinator.set_exhausted(limit_reached_);
+  // Aggregators count what they refuse themselves and report the sums in their heartbeats.
+  auto& counters = *reply.mutable_counters();
+  counters = meta_.counters();
+  for (const auto& [id, member] : members_.all()) {
+    for (const auto& [name, value] : member.counters) {
+      if (absl::StartsWith(name, "refused_")) counters[name] += value;
+    }
+  }
+  for (const auto& [key, record] : standings_.records()) {
+    if (!key.second.empty()) continue;
+    v1::HostStatus& host = *reply.add_hosts();
+    host.set_host(key.first);
+    *host.mutable_standing() = Standings::StatusOf(record, now);
+    if (record.cordoned() && record.failed().failures() == 0) {
+      host.mutable_standing()->set_reason("cordoned");
+    }
+  }
+}
+
+v1::MemberStatus Cluster::StatusOf(const Member& member, absl::Time now) const {
+  v1::MemberStatus status;
+  status.set_member_id(member.id());
+  status.set_name(member.record.name());
+  status.set_host(member.record.host());
+  status.set_address(member.record.address());
+  status.set_device(member.record.device());
+  status.set_heartbeat_age_seconds(std::max(0.0, absl::ToDoubleSeconds(now - member.last_heard)));
+  status.set_connected(member.connected());
+  if (member.place.has_value()) *status.mutable_place() = *member.place;
+  for (const auto& [name, value] : member.counters) (*status.mutable_counters())[name] = value;
+  if (!member.worker()) return status;
+  const Standings::Worker worker = WorkerOf(member);
+  status.set_cordoned(standings_.IsCordoned(worker));
+  for (const Standings::Key& key :
+       {Standings::Key(worker.host, worker.name), Standings::Key(worker.host, "")}) {
+    const auto found = standings_.records().find(key);
+    if (found == standings_.records().end()) continue;
+    const v1::Standing standing = Standings::StatusOf(found->second, now);
+    const bool own = !key.second.empty() && standing.failures() > 0;
+    if (own || standing.wait_seconds() > status.standing().wait_seconds()) {
+      *status.mutable_standing() = standing;
+    }
+  }
+  return status;
+}
+
+}  // namespace cadre

@@ -1,0 +1,179 @@
+#include "coordinator/run/commits.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "coordinator/run/run_rules.h"
+#include "model/outer_optimizer.h"
+#include "plan/cost/discrepancy.h"
+
+namespace cadre {
+namespace {
+
+// The generation must match as well: a group that was formed again is not the group that
+// contributed.
+bool Holds(const v1::CommitRecord& commit, uint32_t group, uint32_t generation) {
+  return std::any_of(commit.participants().begin(), commit.participants().end(),
+                     [&](const v1::Participant& participant) {
+                       return participant.group() == group &&
+                              participant.generation() == generation;
+                     });
+}
+
+// Modulo 2^64, so the order in which the shards were committed is irrelevant.
+uint64_t SumOfDigests(const v1::CommitRecord& commit) {
+  uint64_t sum = 0;
+  for (const v1::ShardDigest& digest : commit.digests()) sum += digest.digest();
+  return sum;
+}
+
+}  // namespace
+
+void Commits::Load(const v1::CommitRecord& commit, uint32_t version) {
+  if (commit.round() == version) {
+    newest_ = commit;
+  } else if (commit.round() > version) {
+    closing_ = commit;
+  } else {
+    previous_version_ = commit.round();
+    previous_digest_ = commit.digest();
+  }
+}
+
+void Commits::Begin(v1::CommitRecord commit, int shards) {
+  for (int shard = 0; shard < shards; ++shard) commit.add_digests()->set_shard(shard);
+  closing_ = std::move(commit);
+}
+
+bool Commits::Apply(const v1::Applied& applied) {
+  v1::ShardDigest& digest = *closing_->mutable_digests(applied.shard());
+  if (digest.applied()) return false;
+  digest.set_applied(true);
+  digest.set_digest(applied.digest());
+  digest.set_variance_between_groups(applied.variance_between_groups());
+  digest.set_displacement(applied.displacement());
+  if (applied.has_outer()) *digest.mutable_outer() = applied.outer();
+  if (applied.has_residual()) *digest.mutable_residual() = applied.residual();
+  return true;
+}
+
+void Commits::Revoke(uint32_t shard) {
+  v1::ShardDigest& digest = *closing_->mutable_digests(static_cast<int>(shard));
+  digest.Clear();
+  digest.set_shard(shard);
+}
+
+bool Commits::applied() const {
+  return std::all_of(closing_->digests().begin(), closing_->digests().end(),
+                     [](const v1::ShardDigest& shard) { return shard.applied(); });
+}
+
+const v1::CommitRecord& Commits::Finish() {
+  if (newest_.has_value()) {
+    previous_version_ = newest_->round();
+    previous_digest_ = newest_->digest();
+  }
+  newest_ = std::exchange(closing_, std::nullopt);
+  newest_->set_committed(true);
+  newest_->set_digest(SumOfDigests(*newest_));
+  return *newest_;
+}
+
+const v1::CommitRecord& Commits::SetInitial(v1::CommitRecord commit) {
+  commit.set_committed(true);
+  commit.set_digest(SumOfDigests(commit));
+  newest_ = std::move(commit);
+  return *newest_;
+}
+
+bool Commits::InNewest(uint32_t group, uint32_t generation) const {
+  return newest_.has_value() && Holds(*newest_, group, generation);
+}
+
+bool Commits::InClosing(uint32_t group, uint32_t generation) const {
+  return closing_.has_value() && Holds(*closing_, group, generation);
+}
+
+std::optional<uint64_t> Commits::DigestBefore(uint32_t version) const {
+  return version == previous_version_ ? previous_digest_ : std::nullopt;
+}
+
+std::optional<uint64_t> Commits::ShardDigest(uint32_t shard) const {
+  if (!newest_.has_value()) return std::nullopt;
+  for (const v1::ShardDigest& digest : newest_->digests()) {
+    if (digest.shard() == shard) return digest.digest();
+  }
+  return std::nullopt;
+}
+
+void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run) {
+  if (commit.participants_size() < 2) return;
+  double variance = 0;
+  double displacement = 0;
+  for (const v1::ShardDigest& shard : commit.digests()) {
+    variance += shard.variance_between_groups();
+    displacement += shard.displacement();
+  }
+  const double newest = DiscrepancyOf(variance, displacement);
+  if (!std::isfinite(newest)) return;
+  v1::DiscrepancyRecord& record = *run.mutable_discrepancy();
+  SmoothedDiscrepancy smoothed{record.share(), record.rounds()};
+  smoothed.Add(variance, displacement);
+  record.set_share(smoothed.share);
+  record.set_rounds(smoothed.rounds);
+  record.set_newest(newest);
+  record.set_groups(commit.participants_size());
+}
+
+void RecordOuter(const v1::CommitRecord& commit, v1::RunRecord& run) {
+  if (!commit.has_outer()) return;
+  v1::OuterSums sums;
+  for (const v1::ShardDigest& shard : commit.digests()) {
+    sums.set_change_squared(sums.change_squared() + shard.outer().change_squared());
+    sums.set_momentum_squared(sums.momentum_squared() + shard.outer().momentum_squared());
+    sums.set_product(sums.product() + shard.outer().product());
+  }
+  *run.mutable_outer() = sums;
+}
+
+void RecordResidual(const v1::CommitRecord& commit, v1::RunRecord& run) {
+  if (!commit.has_down()) return;
+  v1::ResidualSums sums;
+  for (const v1::ShardDigest& shard : commit.digests()) {
+    sums.set_change_squared(sums.change_squared() + shard.residual().change_squared());
+    sums.set_residual_squared(sums.residual_squared() + shard.residual().residual_squared());
+  }
+  *run.mutable_residual() = sums;
+}
+
+double ResidualRatioOf(const v1::RunRecord& run) {
+  return std::sqrt(run.residual().residual_squared() / run.residual().change_squared());
+}
+
+v1::OuterStatus OuterStatusOf(const v1::RunRecord& run) {
+  v1::OuterStatus status;
+  if (const auto outer = OuterOptimizerOf(run.spec().averaging())) {
+    status.set_optimizer(outer->ShortDebugString());
+  }
+  const v1::OuterSums& sums = run.outer();
+  status.set_correlation(sums.product() /
+                         std::sqrt(sums.change_squared() * sums.momentum_squared()));
+  return status;
+}
+
+v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run) {
+  const v1::DiscrepancyRecord& record = run.discrepancy();
+  v1::Discrepancy status;
+  status.set_newest(record.newest());
+  status.set_smoothed(SmoothedDiscrepancy{record.share(), record.rounds()}.Value());
+  status.set_rounds(record.rounds());
+  status.set_recommendation(AdviceFor({.gamma = status.smoothed(),
+                                       .rounds = record.rounds(),
+                                       .groups = record.groups(),
+                                       .every_steps = run.spec().averaging().every_steps(),
+                                       .total_steps = TotalSteps(run)}));
+  return status;
+}
+
+}  // namespace cadre

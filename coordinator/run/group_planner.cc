@@ -1,0 +1,193 @@
+#include "coordinator/run/group_planner.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/store/keys.h"
+
+namespace cadre {
+namespace {
+
+// Number of answers that are kept.
+constexpr size_t kMaxAnswers = 256;
+
+// Name of a worker's link endpoint in measurements. GPUs have separate names, because their links
+// differ from the links of their hosts.
+std::string LinkEndOf(const v1::MemberRecord& worker) {
+  const bool cuda = worker.device_kind() == v1::Cluster::CUDA;
+  return cuda ? absl::StrCat(worker.host(), " (CUDA)") : worker.host();
+}
+
+// A key of all inputs of a search except the run; equal for groups on equal resources.
+std::string ResourcesKey(const PlanQuery& query) {
+  std::map<std::string, size_t> hosts;
+  std::string key;
+  for (const RankResources& rank : query.ranks) {
+    const size_t host = hosts.try_emplace(rank.host, hosts.size()).first->second;
+    absl::StrAppend(&key, host, " ", rank.cores, " ", rank.memory_bytes, "\n");
+  }
+  for (const auto& link : {query.link, query.inside}) {
+    const std::string bytes = link.has_value() ? link->SerializeAsString() : "";
+    absl::StrAppend(&key, link.has_value(), " ", bytes.size(), "\n", bytes);
+  }
+  for (const v1::LayerTimesRecord& times : query.times) {
+    const std::string bytes = times.SerializeAsString();
+    absl::StrAppend(&key, bytes.size(), "\n", bytes);
+  }
+  return key;
+}
+
+}  // namespace
+
+PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
+                                 const std::vector<std::string>& members) const {
+  PlanQuery query{.spec = run.spec()};
+  // Only workers that hold a rank, or will soon, share a host: other idle workers use no resources
+  // of it. The groups that the run is about to form on the host count for the first one already;
+  // otherwise each would have another share, and its own search.
+  std::map<std::string, int> joining;
+  for (const std::string& id : members) {
+    const Member* const member = cluster_.members().Find(id);
+    if (member != nullptr && !member->place.has_value()) ++joining[member->record.host()];
+  }
+  std::vector<std::string> hosts;
+  std::set<std::string> devices;
+  for (const std::string& id : members) {
+    const Member* const member = cluster_.members().Find(id);
+    if (member == nullptr) continue;
+    const std::string& host = member->record.host();
+    int soon = joining[host];
+    if (soon > 0) {
+      const size_t demand = cluster_.DemandUpTo(RunNumber(run.run()), member->record.device_kind());
+      soon = std::max<int>(soon, std::min<size_t>(cluster_.members().CountIdleOn(host), demand));
+    }
+    const int workers = cluster_.members().CountPlaced(host) + soon;
+    // Workers of a host share its memory; for a GPU, each worker reports its own limit.
+    const bool cuda = member->record.device_kind() == v1::Cluster::CUDA;
+    query.spec.mutable_cluster()->set_device(member->record.device_kind());
+    query.ranks.push_back(
+        {.host = host,
+         .device = member->record.device(),
+         .cores = static_cast<double>(member->cores) / workers,
+         .memory_bytes = static_cast<int64_t>(member->memory_bytes) / (cuda ? 1 : workers)});
+    hosts.push_back(LinkEndOf(member->record));
+    devices.insert(member->record.device());
+  }
+  if (hosts.empty()) return query;
+  query.link = measurements_.LinkOf(hosts);
+  const auto first = std::count(hosts.begin(), hosts.end(), hosts.front());
+  if (first > 1 && first < std::ssize(hosts)) {
+    query.inside = measurements_.LinkOf(std::vector<std::string>(first, hosts.front()));
+  }
+  const std::string model = options_.planning->KeyOf(run.spec().model());
+  for (const std::string& device : devices) {
+    const v1::LayerTimesRecord* const times = measurements_.TimesOf(device, model);
+    if (times == nullptr) {
+      query.times.clear();
+      break;
+    }
+    query.times.push_back(*times);
+  }
+  return query;
+}
+
+// The group's own link is used: other groups on the same hosts may have newer measurements, but
+// these are of other links.
+PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run, const Slot& slot) const {
+  PlanQuery query = QueryFor(run, slot.members());
+  if (slot.plan().link().beta() > 0) query.link = slot.plan().link();
+  return query;
+}
+
+absl::StatusOr<std::vector<GroupPlan>> GroupPlanner::PlansFor(const v1::RunRecord& run,
+                                                              PlanQuery query) {
+  const std::string key = absl::StrCat(run.run(), "\n", ResourcesKey(query));
+  const auto [it, added] = searches_.try_emplace(key, absl::UnavailableError("searching a plan"));
+  if (!added) return it->second;
+  cluster_.out().Add(SearchPlans{run.run(), key, std::move(query)});
+  return absl::UnavailableError("searching a plan");
+}
+
+void GroupPlanner::OnPlansFound(const PlansFound& found) {
+  const auto search = searches_.find(found.key);
+  if (search == searches_.end()) return;
+  search->second = found.plans;
+  // A search without an answer is kept: its run would request it again, at the expense of others.
+  answered_.push_back(found.key);
+  if (answered_.size() > kMaxAnswers) {
+    searches_.erase(answered_.front());
+    answered_.pop_front();
+  }
+}
+
+bool GroupPlanner::IsSearching(absl::string_view run) const {
+  return std::any_of(searches_.begin(), searches_.end(), [&](const auto& search) {
+    return absl::IsUnavailable(search.second.status()) &&
+           absl::StartsWith(search.first, absl::StrCat(run, "\n"));
+  });
+}
+
+absl::StatusOr<v1::Plan> GroupPlanner::PlanGroup(const v1::RunRecord& run, const Slot& slot,
+                                                 const std::vector<std::string>& members) {
+  // No group may train a run that the rules refuse.
+  CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, options_.plan(run.spec(), std::ssize(members)));
+  if (options_.planning == nullptr || run.spec().cluster().keep_plan()) return by_rules;
+  CADRE_ASSIGN_OR_RETURN(const std::vector<GroupPlan> plans, PlansFor(run, QueryFor(run, members)));
+  return FastestOf(plans, slot.plans()).plan;
+}
+
+void GroupPlanner::RecordLink(const Slot& slot) {
+  if (slot.ranks() <= 1 || !(slot.plan().link().beta() > 0)) return;
+  std::vector<std::string> hosts;
+  for (const std::string& id : slot.record().members()) {
+    const Member* const member = cluster_.members().Find(id);
+    if (member == nullptr) return;
+    hosts.push_back(LinkEndOf(member->record));
+  }
+  measurements_.RecordLink(hosts, slot.plan().link());
+}
+
+void GroupPlanner::PredictGroup(const v1::RunRecord& run, Slot& slot) {
+  if (options_.planning == nullptr || slot.record().has_predicted()) return;
+  const auto predicted = options_.planning->Predict(QueryFor(run, slot), slot.plan());
+  if (predicted.ok()) slot.Predict(*predicted, /*from_own_measurement=*/false);
+}
+
+void GroupPlanner::OnMeasured(const v1::RunRecord& run, Slot& slot, const Member& member,
+                              const v1::Measured& measured) {
+  if (options_.planning == nullptr) return;
+  RecordTimes(run, member, measured);
+  const auto predicted = options_.planning->Predict(QueryFor(run, slot), slot.plan());
+  // A prediction that was made at the start, from earlier measurements, is kept.
+  if (predicted.ok() && !slot.record().has_predicted()) {
+    slot.Predict(*predicted, /*from_own_measurement=*/true);
+  }
+  slot.RecordPlan(measured.times().step(),
+                  predicted.ok() ? std::optional(predicted->step()) : std::nullopt);
+}
+
+void GroupPlanner::RecordTimes(const v1::RunRecord& run, const Member& member,
+                               v1::Measured measured) {
+  const v1::Model& model = run.spec().model();
+  RemoveUnknownLayers(options_.planning->LayersOf(model), *measured.mutable_layers());
+  const Measurements::Update update =
+      measurements_.Record(member.record.device(), options_.planning->KeyOf(model), measured);
+  if (!update.evicted.empty()) cluster_.out().EraseOne(update.evicted);
+  cluster_.out().Put(update.key, *update.record);
+}
+
+void GroupPlanner::ConsiderPlan(const v1::RunRecord& run, Slot& slot) {
+  if (slot.considered) return;
+  const auto plans = PlansFor(run, QueryFor(run, slot));
+  slot.considered = !absl::IsUnavailable(plans.status());
+  if (!plans.ok()) return;
+  slot.better = FindBetterPlan(slot.plan(), slot.measured->step(), *plans, slot.plans());
+}
+
+}  // namespace cadre

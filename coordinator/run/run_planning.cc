@@ -1,0 +1,116 @@
+// Measurements of groups, changes to better plans, and growth of small groups. Part of Run.
+#include "coordinator/run/run.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/cluster/measurements.h"
+#include "coordinator/run/replan.h"
+#include "coordinator/run/run_rules.h"
+#include "model/layer_placement.h"
+
+namespace cadre {
+namespace {
+
+// A prediction takes time on the loop, and a group measures its steps far less often.
+constexpr absl::Duration kMeasuredInterval = absl::Seconds(1);
+
+// Pins (choices fixed by the user) do not forbid a change: the search respects them, and if they
+// leave no choice, it finds the current plan.
+bool MayReplan(const v1::RunSpec& spec) {
+  return Averages(spec) && !spec.cluster().keep_plan() && !PlacesLayers(spec.cluster());
+}
+
+// If only an accuracy target ends the run, the run is assumed to be half done.
+uint64_t StepsLeft(const v1::RunRecord& run) {
+  const uint32_t total = TotalSteps(run);
+  return total == 0 ? run.step() - FirstStep(run.spec()) : total - std::min(total, run.step());
+}
+
+}  // namespace
+
+// The member sends this message again after every reconnect; it is idempotent. An invalid message
+// is dropped but the stream stays open, because the member would send it on the next stream again.
+void Run::OnMeasured(const Member& member, const v1::Measured& measured) {
+  if (!CheckMeasured(measured).ok()) {
+    cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
+    return;
+  }
+  Slot& slot = slots_[measured.place().group()];
+  if (!slot.started() || cluster_.now() < slot.measured_at + kMeasuredInterval) return;
+  slot.measured_at = cluster_.now();
+  slot.measured = measured.times();
+  slot.better.reset();
+  slot.considered = false;
+  planner_.OnMeasured(record_, slot, member, measured);
+  Save(slot);
+  // The plans are known at the next commit.
+  if (MayGain(slot)) planner_.ConsiderPlan(record_, slot);
+}
+
+bool Run::MayGain(const Slot& slot) const {
+  if (options_.planning == nullptr || !slot.measured.has_value() || !MayReplan(spec()) ||
+      record_.state() != v1::RUN_STATE_RUNNING) {
+    return false;
+  }
+  const PlanChange best_case{.now_seconds = slot.measured->step()};
+  return IsWorthwhile(best_case, StepsLeft(record_), slot.formation());
+}
+
+bool Run::CanReform(const Slot& slot) const {
+  for (const std::string& id : slot.record().members()) {
+    const Member* const member = cluster_.members().Find(id);
+    if (member == nullptr || !member->connected()) return false;
+  }
+  // A waiting slot would take the released workers.
+  return !cluster_.AnyDemandUpTo(number());
+}
+
+// At a commit a group holds no uncommitted state: it is released, and its slot is re-formed
+// immediately with the same members and the better plan.
+bool Run::MaybeReplan(Slot& slot) {
+  if (!MayGain(slot) || !CanReform(slot)) return false;
+  planner_.ConsiderPlan(record_, slot);
+  if (!slot.better.has_value() ||
+      !IsWorthwhile(*slot.better, StepsLeft(record_), slot.formation())) {
+    return false;
+  }
+  cluster_.Count("groups_replanned");
+  // The group must form with the link used in this decision, even if other groups on these hosts
+  // have measured another one since.
+  planner_.RecordLink(slot);
+  const std::vector<std::string> members = slot.members();
+  // The text is made first, because Fence resets slot.better.
+  Fence(slot, ToText(PlanChange(*slot.better)), kReleased);
+  slot.EndWait();
+  slot.preferred_members = members;
+  return true;
+}
+
+v1::Cluster::Device Run::DeviceKindOf(const Slot& slot) const {
+  const Member* const first = cluster_.members().Find(slot.record().members(0));
+  return first == nullptr ? v1::Cluster::DEVICE_UNSPECIFIED : first->record.device_kind();
+}
+
+// A group with fewer ranks than requested grows at a commit, when it holds no uncommitted state: it
+// is released, and its slot is re-formed with workers that are idle.
+bool Run::MaybeGrow(Slot& slot) {
+  const size_t requested = RanksPerGroup(spec());
+  if (HasOwnLoop(slot)) return false;
+  if (slot.ranks() >= requested || record_.state() != v1::RUN_STATE_RUNNING) return false;
+  const v1::Cluster::Device kind = DeviceKindOf(slot);
+  const size_t reserved = cluster_.DemandUpTo(number(), kind);
+  const size_t idle = cluster_.CountTrusted(kind, spec().precision());
+  if (idle <= reserved) return false;
+  size_t ranks = std::min(requested, slot.ranks() + idle - reserved);
+  while (ranks > slot.ranks() && !options_.plan(spec(), ranks).ok()) --ranks;
+  if (ranks <= slot.ranks()) return false;
+  cluster_.Count("groups_grown");
+  Fence(slot, "the group grows: workers are idle", kReleased);
+  slot.EndWait();
+  return true;
+}
+
+}  // namespace cadre

@@ -1,0 +1,371 @@
+// The status of a run and of its groups. Part of Run.
+//
+// The status is computed from the state for every request; only reports of the members are stored
+// for it. All times are by the coordinator's clock. Values that a restart loses (progress,
+// heartbeats, measured step times) are absent until the members have sent them again.
+#include "coordinator/run/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/digest.h"
+#include "coordinator/cluster/device_match.h"
+#include "coordinator/run/evaluation.h"
+#include "coordinator/run/prediction_error_cause.h"
+#include "coordinator/run/run_rules.h"
+
+namespace cadre {
+namespace {
+
+std::string AfterReason(const std::string& reason, const std::string& next) {
+  return absl::StrCat(reason, reason.empty() ? "" : "; ", next);
+}
+
+// Computes the perplexities of the known losses. One that is too large for a number is left out.
+void FillPerplexity(v1::RunStatus& status) {
+  const double perplexity = std::exp(status.loss());
+  if (status.has_loss() && std::isfinite(perplexity)) status.set_perplexity(perplexity);
+  const double of_test = std::exp(status.test().loss());
+  if (status.test().samples() > 0 && std::isfinite(of_test)) status.set_test_perplexity(of_test);
+}
+
+void FillPrediction(const Slot& slot, v1::GroupStatus& status) {
+  const bool predicted = slot.record().has_predicted();
+  if (predicted) *status.mutable_predicted() = slot.record().predicted();
+  status.set_prediction_from_own_measurement(slot.record().prediction_from_own_measurement());
+  if (!slot.measured.has_value()) return;
+  *status.mutable_measured() = *slot.measured;
+  if (!predicted) return;
+  status.set_prediction_error(PredictionError(slot.record().predicted(), *slot.measured));
+  status.set_prediction_error_cause(
+      PredictionErrorCause(slot.record().predicted(), *slot.measured));
+}
+
+}  // namespace
+
+v1::RunStatus Run::Status(absl::Time now) const {
+  const v1::RunRecord& record = record_;
+  v1::RunStatus status;
+  status.set_run(record.run());
+  status.set_name(record.spec().name());
+  status.set_state(record.state());
+  status.set_reason(active() || behind() ? WaitReason() : record.reason());
+  status.set_lineage(record.lineage());
+  status.set_version(record.version());
+  status.set_step(record.step());
+  status.set_total_steps(TotalSteps(record));
+  status.set_epoch(EpochAt(record, record.step()));
+  status.set_total_epochs(EpochAt(record, TotalSteps(record)));
+  if (record.has_loss()) status.set_loss(record.loss());
+  if (record.has_test()) *status.mutable_test() = record.test();
+  if (record.has_metrics()) *status.mutable_metrics() = record.metrics();
+  status.set_evaluation_seconds(record.evaluation_seconds());
+  status.set_rounds_committed(record.rounds_committed());
+  status.set_payload_bytes_across_groups(record.payload_bytes() + traffic_.payload);
+  status.set_bytes_across_groups(record.message_bytes() + traffic_.up + traffic_.down);
+  status.set_bytes_up(record.bytes_up() + traffic_.up);
+  status.set_bytes_down(status.bytes_across_groups() - status.bytes_up());
+  status.set_digest(record.digest() == 0 ? "" : DigestHex(record.digest()));
+  status.set_samples(record.samples());
+  const uint64_t groups = slots_.size();
+  status.set_groups(groups);
+  if (record.scaling_to() != groups) status.set_scaling_to(record.scaling_to());
+  status.set_groups_alive(slots_.started().size());
+  // A graph of the model is built for it, so it is computed once.
+  if (!parameters_.has_value()) {
+    parameters_ = options_.parameter_count ? options_.parameter_count(record.spec()) : 0;
+  }
+  status.set_parameters(*parameters_);
+  // Synchronous training would perform one all-reduce of the gradients of all groups per step,
+  // which sends 2 (G - 1) n values in total. G is the present number of groups.
+  status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
+                                             sizeof(float) *
+                                             (record.step() - FirstStep(record.spec())));
+  if (const uint64_t bytes = status.bytes_across_groups(); bytes > 0) {
+    const double steps = record.step() - FirstStep(record.spec());
+    status.set_traffic_factor(8.0 * static_cast<double>(status.parameters()) * steps *
+                              static_cast<double>(groups) / static_cast<double>(bytes));
+    status.set_exposed_exchange_seconds((record.exchange_seconds() + traffic_.exposed_seconds) /
+                                        static_cast<double>(groups));
+    status.set_transfer_seconds((record.transfer_seconds() + traffic_.transfer_seconds) /
+                                static_cast<double>(groups));
+  }
+  for (const Slot& slot : slots_) {
+    status.set_rate(std::max(status.rate(), slot.progress.rate()));
+    if (record.step() == 0 && slot.progress.has_loss()) status.set_loss(slot.progress.loss());
+  }
+  if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
+  if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
+  if (WritesCheckpoints()) *status.mutable_checkpoint() = record.checkpoint();
+  *status.mutable_warnings() = record.warnings();
+  if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
+  FillTimes(now, status);
+  if (status.tokens_per_second() > 0 || record.metrics().tokens() > 0) FillPerplexity(status);
+  return status;
+}
+
+void Run::FillTimes(absl::Time now, v1::RunStatus& status) const {
+  const v1::RunRecord& record = record_;
+  if (record.started_ms() == 0) return;
+  const absl::Time end = live() ? now : absl::FromUnixMillis(record.ended_ms());
+  const double seconds =
+      std::max(0.0, absl::ToDoubleSeconds(end - absl::FromUnixMillis(record.started_ms())));
+  status.set_seconds(seconds);
+  // Contributions are counted at commits; before the first one, the rate of the groups is used.
+  double now_training = 0;
+  double tokens_now = 0;
+  uint32_t step = record.step();
+  for (const Slot& slot : slots_) {
+    now_training += slot.progress.samples_per_second();
+    tokens_now += slot.tokens_per_second();
+    step = std::max(step, slot.progress.step());
+  }
+  if (record.samples() > 0 && seconds > 0) {
+    status.set_samples_per_second(static_cast<double>(record.samples()) / seconds);
+    status.set_tokens_per_second(static_cast<double>(record.metrics().tokens()) / seconds);
+  } else {
+    status.set_samples_per_second(now_training);
+    status.set_tokens_per_second(tokens_now);
+  }
+  const uint32_t done = step - FirstStep(record.spec());
+  if (active() && done > 0 && status.total_steps() > step) {
+    status.set_eta_seconds(seconds / done * (status.total_steps() - step));
+  }
+}
+
+// AT_BOUNDARY lasts from Contributed to Decision, also while a commit is being applied.
+v1::GroupState Run::StateOf(const Slot& slot) const {
+  if (slot.waiting()) return v1::GROUP_STATE_WAITING;
+  if (!slot.started()) return v1::GROUP_STATE_PREPARING;
+  if (slot.record().at_end()) return v1::GROUP_STATE_IDLE;
+  if (slot.unanswered != 0 || round_.Has(slot.group())) return v1::GROUP_STATE_AT_BOUNDARY;
+  return slot.progress.solo_steps() > 0 ? v1::GROUP_STATE_SOLO : v1::GROUP_STATE_TRAINING;
+}
+
+v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
+  v1::GroupStatus status;
+  const v1::GroupRecord& record = slot.record();
+  status.set_run(id());
+  status.set_group(slot.group());
+  status.set_generation(record.generation());
+  status.set_state(StateOf(slot));
+  // Programs divide their work themselves.
+  if (!HasOwnLoop(slot)) {
+    for (const v1::MeshAxis& axis : record.plan().mesh()) {
+      (*status.mutable_mesh())[axis.name()] = axis.size();
+    }
+    const v1::Cluster& cluster = spec().cluster();
+    status.set_collectives(cluster.collectives() == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED
+                               ? v1::Cluster::AUTO
+                               : cluster.collectives());
+    status.set_overlap(cluster.overlap() == v1::Cluster::OVERLAP_UNSPECIFIED ? v1::Cluster::ON
+                                                                             : cluster.overlap());
+  }
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+    v1::GroupMember& member = *status.add_members();
+    member.set_rank(rank);
+    member.set_member_id(record.members(rank));
+    const Member* const known = cluster_.members().Find(member.member_id());
+    if (known != nullptr) {
+      member.set_name(known->record.name());
+      member.set_step_seconds(known->step_seconds);
+      member.set_wait_seconds(known->wait_seconds);
+      member.mutable_fallbacks()->Add(known->fallbacks.begin(), known->fallbacks.end());
+    }
+    auto prepared = slot.prepared_ranks().find(rank);
+    if (details && prepared != slot.prepared_ranks().end()) {
+      *member.mutable_held() = prepared->second.held();
+      *member.mutable_memory() = prepared->second.memory();
+      if (prepared->second.has_planned_memory()) {
+        *member.mutable_planned_memory() = prepared->second.planned_memory();
+      }
+    }
+  }
+  status.set_step(std::max(slot.progress.step(), record.step()));
+  if (slot.progress.has_loss()) status.set_loss(slot.progress.loss());
+  status.set_samples_per_second(slot.progress.samples_per_second());
+  if (slot.progress.has_metrics()) *status.mutable_metrics() = slot.progress.metrics();
+  status.set_version(std::max(slot.version, record.version()));
+  status.set_solo_steps(slot.progress.solo_steps());
+  status.set_reason(record.reason());
+  if (slot.waiting() && slot.blocked_until() > cluster_.now()) {
+    status.set_reason(absl::StrCat(
+        record.failed().failures(), " failures without a commit; next attempt in ",
+        absl::FormatDuration(absl::Ceil(slot.blocked_until() - cluster_.now(), absl::Seconds(1))),
+        "; last failure: ", record.failed().reason()));
+  }
+  if (slot.waiting()) {
+    const std::string incomplete = IncompletePrograms();
+    if (!incomplete.empty()) status.set_reason(AfterReason(status.reason(), incomplete));
+  } else if (const std::string away = DisconnectedRanks(slot); !away.empty()) {
+    status.set_reason(AfterReason(status.reason(), away));
+  }
+  if (slot.prepared() && round_.HasLeft(slot.group())) {
+    status.set_reason(AfterReason(
+        status.reason(), absl::StrCat("begins after round ", round_.round(),
+                                      ", which has a contribution of this group already")));
+  }
+  if (details) *status.mutable_plan() = slot.plan();
+  status.set_step_seconds(slot.progress.step_seconds());
+  status.set_exposed_seconds(slot.progress.exposed_seconds());
+  FillPrediction(slot, status);
+  return status;
+}
+
+// A group waits for a rank without a stream until the lease of the rank expires.
+std::string Run::DisconnectedRanks(const Slot& slot) const {
+  std::vector<std::string> away;
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+    const Member* const member = cluster_.members().Find(slot.record().members(rank));
+    if (member == nullptr || member->connected()) continue;
+    away.push_back(Programs::Describe(rank, *member));
+  }
+  return away.empty() ? "" : absl::StrCat("waiting for ", absl::StrJoin(away, ", "));
+}
+
+void Run::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
+  if (!live()) return;
+  for (int i = 0; i < shards_.size(); ++i) {
+    if (!shards_.Owns(aggregator.record.name(), i)) continue;
+    v1::ShardState& shard = *status.add_shards();
+    shard.set_run(id());
+    shard.set_lineage(record_.lineage());
+    shard.set_shard(i);
+    shard.set_version(record_.version());
+    shard.set_digest(commits_.ShardDigest(i).value_or(0));
+  }
+}
+
+std::string Run::WaitReason() const {
+  const std::optional<std::string> reason = WaitReasonBesideWorkers();
+  return reason.has_value() ? *reason : MissingWorkers();
+}
+
+std::string Run::WaitReasonForPrograms() const { return WaitReasonBesideWorkers().value_or(""); }
+
+// Returns the first reason that applies, in the order in which a run needs its members.
+std::optional<std::string> Run::WaitReasonBesideWorkers() const {
+  if (behind()) {
+    return absl::StrCat("its record is older than the values of its aggregators, and is rebuilt: ",
+                        behind_->problem);
+  }
+  for (const std::string& name : record_.shards()) {
+    const Member* const member = cluster_.members().Aggregator(name);
+    if (member == nullptr || !member->connected()) {
+      return absl::StrCat("waiting for aggregator ", name);
+    }
+  }
+  for (const std::string& name : record_.shards()) {
+    const Member& aggregator = *cluster_.members().Aggregator(name);
+    for (const v1::DelayedOrder& delayed : aggregator.delayed_orders) {
+      if (delayed.run() == id()) return Cluster::DelayText(aggregator, delayed);
+    }
+  }
+  if (std::string reason = RestoreReason(); !reason.empty()) return reason;
+  if (record_.has_evaluating() && IsComplete(record_.evaluating())) {
+    if (AwaitsPrograms()) return "waiting for the programs to load the last version";
+    if (AwaitsCheckpoint()) {
+      return absl::StrCat("waiting for group 0 to write the last checkpoint, of step ",
+                          record_.step());
+    }
+  }
+  if (slots_.waiting().size() < slots_.size()) {
+    const bool all_prepared = slots_.waiting().size() + slots_.prepared().size() == slots_.size();
+    if (AwaitsData() && all_prepared) {
+      return "waiting for a worker of Cadre, which reads the data: programs alone need stop.steps";
+    }
+    if (record_.state() == v1::RUN_STATE_QUEUED) return "workers are preparing";
+    const uint32_t min_groups = spec().averaging().min_groups();
+    const size_t alive = slots_.started().size();
+    if (alive >= min_groups || record_.state() != v1::RUN_STATE_RUNNING) return "";
+    return absl::StrCat("waiting for groups: ", alive, " of at least ", min_groups, " are live");
+  }
+  if (averages() && record_.shards_size() == 0) {
+    const Membership::Ids& aggregators = cluster_.members().aggregators();
+    const auto connected = std::count_if(
+        aggregators.begin(), aggregators.end(),
+        [this](const std::string& id) { return cluster_.members().Find(id)->connected(); });
+    const auto required = std::max<int64_t>(1, spec().cluster().aggregators());
+    if (connected < required) {
+      return absl::StrCat("waiting for aggregators: ", connected, " of ", required, " connected");
+    }
+  }
+  if (averages() && record_.shards_size() > 0 && !shards_open()) {
+    std::vector<std::string> opening;
+    for (int shard = 0; shard < shards_.size(); ++shard) {
+      if (!shards_.IsOpen(shard)) opening.push_back(record_.shards(shard));
+    }
+    return absl::StrCat("aggregators are opening their shards: ", absl::StrJoin(opening, ", "));
+  }
+  if (planner_.IsSearching(id())) return "searching a plan for the measured workers";
+  return std::nullopt;
+}
+
+// It visits all idle workers, so it is called for a status, but not for every event.
+std::string Run::IncompletePrograms() const {
+  std::set<absl::string_view> seen;
+  std::vector<std::string> incomplete;
+  for (const std::string& id : cluster_.members().idle()) {
+    const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
+    const v1::Reservation& reservation = worker.reservation();
+    if (!worker.has_reservation() || !IsReserved(reservation) || !worker.program_ended().empty() ||
+        !seen.insert(reservation.program()).second) {
+      continue;
+    }
+    const std::string missing = cluster_.programs().MissingRanks(reservation);
+    if (missing.empty()) continue;
+    incomplete.push_back(absl::StrCat("the program of '", worker.name(), "' waits for ", missing));
+  }
+  return absl::StrJoin(incomplete, "; ");
+}
+
+std::string Run::MissingWorkers() const {
+  const std::string incomplete = IncompletePrograms();
+  if (incomplete.empty() && !record_.reason().empty()) {  // of OnLoopEnded
+    const uint32_t total = TotalSteps(record_);
+    return absl::StrCat(record_.reason(), " at step ", record_.step(),
+                        total > 0 ? absl::StrCat(" of ", total) : "",
+                        "; it continues when a program joins, and `cadre stop ", id(),
+                        "` ends it");
+  }
+  if (spec().model().has_opaque()) {
+    return incomplete.empty() ? "waiting for a program to join" : incomplete;
+  }
+  const std::string workers = MissingNativeWorkers();
+  return incomplete.empty() ? workers : absl::StrCat(workers, "; ", incomplete);
+}
+
+std::string Run::MissingNativeWorkers() const {
+  const uint32_t ranks = RanksPerGroup(spec());
+  const v1::RunSpec::Precision precision = spec().precision();
+  // Idle workers that support the precision.
+  int cuda = 0, cpu = 0;
+  for (const std::string& id : cluster_.members().idle()) {
+    const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
+    if (worker.has_reservation() || !Supports(worker, precision)) continue;
+    ++(worker.device_kind() == v1::Cluster::CUDA ? cuda : cpu);
+  }
+  const v1::Cluster::Device device = RequestedDevice(spec());
+  const std::string supporting =
+      precision <= v1::RunSpec::FP32
+          ? ""
+          : absl::StrCat(" that support ", v1::RunSpec::Precision_Name(precision));
+  if (cuda == 0 && device != v1::Cluster::CUDA) {
+    return absl::StrCat("waiting for workers", supporting, ": ", cpu, " of ", ranks,
+                        " for a group are idle", cluster_.ExcludedWorkers());
+  }
+  const char* const kind = device == v1::Cluster::CUDA  ? " with CUDA devices"
+                           : device == v1::Cluster::CPU ? " with CPUs"
+                                                        : " with one kind of device";
+  return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers", kind, supporting,
+                      "; idle: ", cuda, " with CUDA devices, ", cpu, " with CPUs",
+                      cluster_.ExcludedWorkers());
+}
+
+}  // namespace cadre

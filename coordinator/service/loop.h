@@ -1,0 +1,127 @@
+// The coordinator's event loop: one thread that passes events to the state machine
+// (coordinator/machine/machine.h), makes its records durable, and only then carries out its other actions.
+// Another thread searches plans.
+//
+// All waiting events are handled together and share one transaction. When the store fails, the loop
+// stops permanently: no decision is acted on before it is durable.
+//
+// Thread-safe. Callbacks run on the loop's thread only.
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/bounded_queue.h"
+#include "base/clock.h"
+#include "base/http/histogram.h"
+#include "coordinator/events/events.h"
+#include "coordinator/machine/machine.h"
+#include "coordinator/service/stall_monitor.h"
+
+namespace cadre {
+
+class Loop {
+ public:
+  // Carries out actions and observes the machine.
+  class Callbacks {
+   public:
+    virtual ~Callbacks() = default;
+    virtual void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) = 0;
+    virtual void OnDisconnect(ConnectionId connection, const absl::Status& status) = 0;
+    virtual void OnReplied(const Replied& replied) = 0;
+    // The machine has handled a message of this stream. Called once for each, in their order.
+    virtual void OnHandled(ConnectionId connection) = 0;
+    // Called when the state of the machine is durable. Returns the time of the next call if no
+    // event comes earlier; InfiniteFuture: only after the next event.
+    virtual absl::Time OnSettled(const Machine& machine, absl::Time now) = 0;
+  };
+
+  using Query = std::function<void(const Machine& machine, absl::Time now)>;
+
+  struct Options {
+    Machine::Options machine;
+    // Names a limit of the process that has been reached; empty: there is room. Called on the
+    // loop's thread, once a second. Optional.
+    std::function<std::string()> find_limit;
+    // Called once, on the loop's thread, when the store fails.
+    std::function<void(const absl::Status&)> on_failure;
+  };
+
+  // Restores the machine from the store and starts the thread. `store` and `callbacks` are borrowed
+  // and must outlive the loop. Errors: those of the store; DataLoss for a record that cannot be
+  // read.
+  static absl::StatusOr<std::unique_ptr<Loop>> Start(Options options, Store* store,
+                                                     Callbacks* callbacks);
+  ~Loop();
+
+  // Blocks while the queue is full. Returns false when the loop has stopped.
+  bool Post(Event event);
+  // Runs `query` on the loop's thread once all earlier events are durable. Does not block. Errors,
+  // for which the query does not run: a BusyError if too many queries wait, Unavailable when the
+  // loop has stopped. A query that waits when the loop stops does not run either.
+  absl::Status RunQuery(Query query);
+
+  // Durations since the start: of turns, without the wait for events, and of transactions of the
+  // store.
+  const Histogram& turns() const { return turns_; }
+  const Histogram& commits() const { return commits_; }
+
+  // Handles all posted items, then ends the threads. No callback runs after it returns.
+  void Stop();
+
+ private:
+  // A Wake ends the wait for events, because a query waits.
+  struct Wake {};
+  using Item = std::variant<Event, Wake>;
+
+  Loop(Options options, Store* store, Callbacks* callbacks);
+  absl::Status Restore();
+  void Run();
+  // Waits for an item, at most until `wake`, then returns all waiting items.
+  std::vector<Item> Take(absl::Time wake);
+  // Returns the actions of the items' events and, if a deadline has passed, of a Tick. `unread`:
+  // the time for which the loop has not read before it took these items.
+  std::vector<Action> Handle(const std::vector<Item>& items, absl::Duration unread);
+  // The event of a limit that has been reached, or of room again.
+  std::optional<LimitReached> ProbeLimit();
+  absl::Status PersistAll(const std::vector<Action>& actions);
+  void Deliver(const std::vector<Action>& actions);
+  // Runs waiting queries for a limited time. Returns whether others wait.
+  bool RunQueries();
+  // The thread that searches plans, one after the other.
+  void Search();
+
+  const Options options_;
+  Store* const store_;
+  // A change of the system's clock neither expires nor extends leases.
+  const SteadyClock clock_;
+  Callbacks* const callbacks_;
+  Machine machine_;
+  BoundedQueue<Item> queue_;
+  BoundedQueue<Query> queries_;
+  StallMonitor stall_monitor_;
+  Histogram turns_;
+  Histogram commits_;
+  // When the last iteration had taken its items.
+  absl::Time last_read_;
+  // The limit that was reached last, until there has been room for some time; when it was found
+  // last, and when it is looked for next.
+  std::string limit_;
+  absl::Time limit_at_ = absl::InfinitePast();
+  absl::Time next_probe_ = absl::InfinitePast();
+  std::thread thread_;
+  // Unlimited, as a search is started once for each set of resources.
+  BoundedQueue<SearchPlans> searches_{std::numeric_limits<size_t>::max()};
+  std::thread search_thread_;
+};
+
+}  // namespace cadre

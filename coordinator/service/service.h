@@ -1,0 +1,189 @@
+// The coordinator's gRPC services: members' streams, runs and status. They post events to the loop
+// (coordinator/service/loop.h) and send its answers.
+//
+// No call holds a thread while it waits. Thread-safe.
+//
+//   CoordinatorService service(options);
+//   CADRE_RETURN_IF_ERROR(service.Start(&store));
+//   auto daemon = Daemon::Start(daemon_options, service.services());
+//   ...
+//   service.Drain();                 // handles queued events, then ends every stream
+//   daemon->Drain(absl::Seconds(3));
+#pragma once
+
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "base/log_limit.h"
+#include "base/rpc/credentials.h"
+#include "base/rpc/stream_limits.h"
+#include "coordinator/service/backup.h"
+#include "coordinator/service/loop.h"
+#include "coordinator/service/streams.h"
+#include "proto/cadre/v1/control.grpc.pb.h"
+#include "proto/cadre/v1/membership.grpc.pb.h"
+
+namespace cadre {
+
+class CoordinatorService final
+    : public v1::Membership::WithRawCallbackMethod_Join<v1::Membership::Service>,
+      public v1::Runs::CallbackService,
+      public v1::Status::CallbackService,
+      public v1::Members::CallbackService,
+      public Loop::Callbacks {
+ public:
+  // `credentials`: those of its server; the status shows how long they are valid.
+  explicit CoordinatorService(Loop::Options options, Credentials credentials = {});
+  ~CoordinatorService() override { Drain(); }
+
+  // Restores the state from the store and starts the loop; earlier calls are Unavailable. `store`
+  // is borrowed and must outlive the service. `backup_path`: a file for a backup while it is sent.
+  absl::Status Start(Store* store, std::string backup_path = "");
+
+  // The four services of this object for one server, which must be shut down before the object is
+  // destroyed.
+  std::vector<grpc::Service*> services();
+
+  // Handles all queued events, ends the loop, then ends every stream and waiting call with
+  // Unavailable.
+  void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Calls `read` on the loop's thread once the state is durable, and waits for it. Errors, after
+  // which it will not run or has no effect on the caller: Unavailable, a BusyError,
+  // DeadlineExceeded.
+  absl::Status Read(std::function<void(const Machine&, absl::Time)> read, absl::Duration timeout);
+  // Requires: Start was called.
+  const Loop& loop() const { return *loop_; }
+
+  // v1::Membership
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
+      grpc::CallbackServerContext* context) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // v1::Runs
+  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
+                                   const v1::SubmitRequest* request,
+                                   v1::SubmitReply* reply) override;
+  grpc::ServerUnaryReactor* Stop(grpc::CallbackServerContext* context,
+                                 const v1::StopRequest* request, v1::StopReply* reply) override;
+  grpc::ServerUnaryReactor* Delete(grpc::CallbackServerContext* context,
+                                   const v1::DeleteRequest* request,
+                                   v1::DeleteReply* reply) override;
+  grpc::ServerUnaryReactor* Scale(grpc::CallbackServerContext* context,
+                                  const v1::ScaleRequest* request, v1::ScaleReply* reply) override;
+  grpc::ServerUnaryReactor* Resume(grpc::CallbackServerContext* context,
+                                   const v1::ResumeRequest* request,
+                                   v1::ResumeReply* reply) override;
+  grpc::ServerUnaryReactor* Adopt(grpc::CallbackServerContext* context,
+                                  const v1::AdoptRequest* request, v1::AdoptReply* reply) override;
+  grpc::ServerWriteReactor<v1::BackupChunk>* Backup(grpc::CallbackServerContext* context,
+                                                    const v1::BackupRequest* request) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
+                                 const v1::ListRequest* request, v1::ListReply* reply) override;
+
+  // v1::Status
+  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context,
+                                const v1::StatusRequest* request, v1::StatusReply* reply) override;
+  grpc::ServerUnaryReactor* History(grpc::CallbackServerContext* context,
+                                    const v1::HistoryRequest* request,
+                                    v1::HistoryReply* reply) override;
+  grpc::ServerUnaryReactor* Locate(grpc::CallbackServerContext* context,
+                                   const v1::LocateRequest* request,
+                                   v1::LocateReply* reply) override;
+  grpc::ServerUnaryReactor* Events(grpc::CallbackServerContext* context,
+                                   const v1::EventsRequest* request,
+                                   v1::EventsReply* reply) override;
+  grpc::ServerUnaryReactor* Trace(grpc::CallbackServerContext* context,
+                                  const v1::TraceRequest* request, v1::TraceReply* reply) override;
+  grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext* context,
+                                                   const v1::WatchRequest* request) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // v1::Members
+  grpc::ServerUnaryReactor* Cordon(grpc::CallbackServerContext* context,
+                                   const v1::CordonRequest* request,
+                                   v1::CordonReply* reply) override;
+
+  // Loop::Callbacks
+  void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDisconnect(ConnectionId connection, const absl::Status& status) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnReplied(const Replied& replied) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnHandled(ConnectionId connection) override ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Time OnSettled(const Machine& machine, absl::Time now) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  class Call;
+
+  // Writes the reply of a call from the loop's answer. Null: the reply has no fields.
+  using Fill = std::function<void(const Replied& replied)>;
+  // A call that is not finished.
+  struct Pending {
+    Call* call = nullptr;
+    Fill fill;
+  };
+
+  // Registers a call and posts its event or query to the loop. The call ends with the error of
+  // `post`, by Finish with its id, by Drain, or by cancellation.
+  // `traces`: its event is a TraceGroup, which is cancelled with the call.
+  Call* Begin(Fill fill, const std::function<absl::Status(RequestId)>& post, bool traces = false)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Begins a call that posts one event.
+  Call* Request(Fill fill, const std::function<Event(RequestId)>& make);
+  // On the thread of the call: the loop is not delayed by specs that it would refuse.
+  absl::Status CheckSubmit(const v1::SubmitRequest& request) const;
+  // Begins a call that only reads the state machine and is answered without waiting for an event.
+  Call* Query(const grpc::CallbackServerContext& context,
+              std::function<absl::Status(const Machine&, absl::Time)> read);
+  // Runs a query on the loop's thread. Of those that wait, one peer may have three quarters.
+  // Errors: those of Loop::RunQuery.
+  absl::Status RunQuery(const grpc::CallbackServerContext& context, Loop::Query query);
+  // Finishes the call with the result of `finish`, which may write the reply, unless it has ended.
+  void Finish(RequestId request, absl::FunctionRef<absl::Status(const Fill& fill)> finish)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The caller has cancelled the call.
+  void OnCancelled(RequestId request, bool traces) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Writes the file of the backup in progress; on the loop's thread.
+  void PrepareBackup() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const Loop::Options options_;
+  const Credentials credentials_;
+  // Set by Start.
+  Store* store_ = nullptr;
+  std::string backup_path_;
+  // Limits on queries that wait for the loop, and on Watch streams.
+  StreamSlots query_slots_;
+  StreamSlots watch_slots_;
+  std::unique_ptr<Loop> loop_;
+
+  absl::Mutex mutex_;
+  uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool drained_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<ConnectionId, JoinStream*> streams_ ABSL_GUARDED_BY(mutex_);
+  std::map<RequestId, Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);
+  // Used by the loop's thread only.
+  RunUpdates updates_;
+  // Used by the loop's thread only.
+  LogLimit ended_log_;
+  // The newest backup while its stream exists, and its number.
+  BackupStream* backup_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  uint64_t backup_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Declared last: all streams end before the objects that they use.
+  OpenStreams open_streams_;
+};
+
+}  // namespace cadre

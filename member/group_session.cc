@@ -1,0 +1,115 @@
+// The mailbox between the two threads: start, decisions and trace requests are stored until the
+// trainer takes them. Cancelling wakes all waits and runs the handlers of the cancellation, which
+// abort the group's transports.
+#include "member/group_session.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cadre {
+
+GroupSession::GroupSession(v1::Assignment assignment, Callbacks callbacks)
+    : assignment_(std::move(assignment)), callbacks_(std::move(callbacks)) {
+  for (const v1::ShardAddress& shard : assignment_.shards()) {
+    shards_[shard.shard()] = shard.address();
+  }
+}
+
+void GroupSession::Deliver(const v1::CoordinatorMessage& message) {
+  absl::MutexLock lock(&mutex_);
+  if (message.has_start()) start_ = message.start();
+  if (message.has_decision()) {
+    decisions_.push_back(message.decision());
+    changed_.NotifyAll();
+  }
+  if (message.has_nudge()) nudged_round_ = std::max(nudged_round_, message.nudge().round());
+  // A request that is being traced is repeated after a reconnect; its trace will answer it.
+  if (message.has_trace_steps() && message.trace_steps().request() != tracing_) {
+    trace_ = message.trace_steps();
+  }
+  if (message.has_restage() && restage_) restage_(message.restage());
+  for (const v1::ShardAddress& shard : message.shard_addresses().shards()) {
+    shards_[shard.shard()] = shard.address();
+  }
+}
+
+bool GroupSession::nudged(uint32_t round) const {
+  absl::MutexLock lock(&mutex_);
+  return nudged_round_ >= round;
+}
+
+void GroupSession::HandleRestage(std::function<void(const v1::Restage&)> handler) {
+  absl::MutexLock lock(&mutex_);
+  restage_ = std::move(handler);
+}
+
+void GroupSession::Drain(absl::Duration within) {
+  absl::MutexLock lock(&mutex_);
+  leaves_at_ = std::min(leaves_at_.value_or(absl::InfiniteFuture()), steady_.Now() + within);
+}
+
+void GroupSession::Cancel(const std::string& reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    cancelled_ = true;
+    changed_.NotifyAll();
+  }
+  cancellation_.Cancel(absl::CancelledError(reason));
+}
+
+absl::StatusOr<v1::Start> GroupSession::PreparedAndStart(const v1::Prepared& prepared) {
+  callbacks_.send(prepared);
+  absl::MutexLock lock(&mutex_);
+  // The coordinator bounds this wait: it releases a group whose ranks are not prepared in time.
+  mutex_.Await(absl::Condition(this, &GroupSession::StartedOrCancelled));
+  if (cancelled_) return absl::CancelledError("the group was released");
+  return *start_;
+}
+
+absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Duration patience) {
+  absl::MutexLock lock(&mutex_);
+  changed_.WaitFor(mutex_, patience,
+                   [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return DecidedOrCancelled(); });
+  if (cancelled_) return absl::CancelledError("the group was released");
+  if (decisions_.empty()) return std::optional<v1::Decision>();
+  std::optional<v1::Decision> decision = std::move(decisions_.front());
+  decisions_.pop_front();
+  return decision;
+}
+
+std::optional<absl::Duration> GroupSession::leaves_within() const {
+  absl::MutexLock lock(&mutex_);
+  if (!leaves_at_.has_value()) return std::nullopt;
+  return *leaves_at_ - steady_.Now();
+}
+
+absl::Status GroupSession::LeaveIfDraining() {
+  if (!draining()) return absl::OkStatus();
+  callbacks_.may_leave();
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&cancelled_));
+  return absl::CancelledError("the worker leaves its group");
+}
+
+std::optional<v1::TraceSteps> GroupSession::TakeTraceRequest() {
+  absl::MutexLock lock(&mutex_);
+  if (!trace_.has_value()) return std::nullopt;
+  tracing_ = trace_->request();
+  return std::exchange(trace_, std::nullopt);
+}
+
+void GroupSession::Send(const TrainingReport& report) {
+  if (std::holds_alternative<v1::Traced>(report)) {
+    absl::MutexLock lock(&mutex_);
+    tracing_ = 0;
+  }
+  callbacks_.send(report);
+}
+
+std::string GroupSession::ShardAddress(uint32_t shard) const {
+  absl::MutexLock lock(&mutex_);
+  const auto it = shards_.find(shard);
+  return it == shards_.end() ? "" : it->second;
+}
+
+}  // namespace cadre

@@ -1,0 +1,584 @@
+// Averaging without a root rank: every rank exchanges exactly what it owns.
+//
+// Each element of the model is owned by one rank of a group and by one aggregator shard. A rank
+// intersects its intervals with those of each shard and exchanges the overlaps. Neither side needs
+// the other's partition, so groups with different meshes average with one another through any
+// number of shards, and a rank sends n / p elements in each direction for a model of n elements and
+// p ranks. No rank holds the whole model for this.
+//
+// Each shard has its own thread. The disks and the network bound the speed; without overlap no step
+// is computed meanwhile. The values of a call are copied into one buffer per shard and direction,
+// because owned intervals are scattered over buckets while the client sends contiguous chunks, and
+// because training changes the owned values meanwhile.
+//
+// Failures. RoundsClient retries while it makes progress; Stage and Pull are idempotent. The first
+// shard for which a call fails ends the calls to the others, which would be of no use. If any
+// shard refuses the contribution because the round is closed (server/client/refusal.h), that error
+// is returned even if other shards failed otherwise: the coordinator's decision then determines how
+// the group continues.
+//
+// Restoring shards. The threads that stage values again copy them under mutex_, while `held` has
+// them, so that nothing changes them, and stage the copy without the mutex: the rank may be pulling
+// from the same shard, which refuses pulls until it is restored.
+#include "member/shard_exchange.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/secret_key.h"
+#include "base/status.h"
+#include "glog/logging.h"
+#include "model/coding.h"
+#include "server/client/frame.h"
+#include "server/client/refusal.h"
+#include "server/client/shard_span.h"
+
+namespace cadre {
+namespace {
+
+int64_t ElementsOf(const std::vector<Owned>& parts) {
+  int64_t elements = 0;
+  for (const Owned& part : parts) elements += part.positions.size();
+  return elements;
+}
+
+void CopyFrom(const std::vector<Owned>& parts, std::vector<float>* values) {
+  values->clear();
+  values->reserve(ElementsOf(parts));
+  for (const Owned& part : parts) {
+    values->insert(values->end(), part.values.begin(), part.values.end());
+  }
+}
+
+void CopyTo(const std::vector<float>& values, const std::vector<Owned>& parts) {
+  auto from = values.begin();
+  for (const Owned& part : parts) {
+    std::copy_n(from, part.values.size(), part.values.begin());
+    from += std::ssize(part.values);
+  }
+}
+
+// The client sends words.
+void StoreWords(const std::string& frame, std::vector<float>* words) {
+  words->resize(frame.size() / sizeof(float));
+  std::memcpy(words->data(), frame.data(), frame.size());
+}
+
+// With all defaults filled in.
+std::optional<v1::Staleness> StalenessOf(const v1::Averaging& averaging) {
+  if (!averaging.has_staleness()) return std::nullopt;
+  v1::Staleness filled = averaging.staleness();
+  if (!filled.has_weight()) {
+    const std::optional<v1::Coding> up = CodingOf(averaging.up());
+    filled.set_weight(up ? up->error_feedback() : 0.5F);
+  }
+  return filled;
+}
+
+}  // namespace
+
+ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
+                             const ExchangeUnits* units, std::span<const Owned> owned,
+                             GroupControl& control, Cancellation& cancellation,
+                             TrainerProgress& progress, absl::Duration silence,
+                             Credentials credentials, ContributionCoder* coder)
+    : rank_slot_(assignment.place()),
+      lineage_(assignment.lineage()),
+      index_(index),
+      units_(units),
+      up_(CodingOf(assignment.spec().averaging().up())),
+      down_(CodingOf(assignment.spec().averaging().down())),
+      overlap_(assignment.spec().averaging().overlap()),
+      fragments_(FragmentsOf(assignment.spec().averaging())),
+      staleness_(StalenessOf(assignment.spec().averaging())),
+      control_(control),
+      coder_(coder) {
+  CHECK(coder == nullptr || CodesOnDevice(assignment.spec().averaging()));
+  const uint32_t shards = assignment.shards_size();
+  // The group could not have connected with a key of another size.
+  const SecretKey key = ParseSecretKey(assignment.key()).value_or(SecretKey{});
+  for (uint32_t id = 0; id < shards; ++id) {
+    Shard shard{.id = id,
+                .positions = units != nullptr ? units->PartOf(id, shards)
+                                              : ShardSpan(index.size(), id, shards)};
+    shard.parts = PartsIn(shard.positions, owned);
+    shard.client = std::make_unique<RoundsClient>(
+        [&control, id] { return control.ShardAddress(id); },
+        // Different seeds, so that ranks that failed together do not retry at the same times.
+        TransferOptions{.seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id,
+                        .silence = silence},
+        [&progress] { progress.Advance(); }, key, credentials, assignment.shards(id).name());
+    shards_.push_back(std::move(shard));
+  }
+  on_cancel_ = cancellation.OnCancel([this](const absl::Status&) {
+    for (Shard& shard : shards_) shard.client->Cancel();
+  });
+  control_.HandleRestage([this](const v1::Restage& restage) { OnRestage(restage); });
+}
+
+ShardExchange::~ShardExchange() {
+  control_.HandleRestage(nullptr);
+  for (Shard& shard : shards_) shard.client->Cancel();
+}
+
+int64_t ShardExchange::ExpectedBytes() const {
+  int64_t buffers = 2;
+  if (up_ || staleness_) buffers += 2;
+  if (up_) ++buffers;
+  if (overlap_.steps() > 0) ++buffers;
+  if (overlap_.steps() > 0 || fragments_ > 1) ++buffers;
+  int64_t elements = 0;
+  for (const Shard& shard : shards_) elements += ElementsOf(shard.parts);
+  return buffers * elements * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t ShardExchange::AllocatedBytes() const {
+  size_t elements = 0;
+  for (const Shard& shard : shards_) {
+    for (const std::vector<float>* const buffer :
+         {&shard.staged, &shard.version, &shard.contributed, &shard.merged, &shard.carried,
+          &shard.change, &shard.left_out}) {
+      elements += buffer->capacity();
+    }
+  }
+  return static_cast<int64_t>(elements * sizeof(float));
+}
+
+template <typename Message>
+void ShardExchange::FillRanges(const std::vector<Owned>& parts, Message& message) const {
+  for (const Owned& part : parts) {
+    for (const v1::Range& range : index_.RangesOf(part.positions.begin, part.positions.end)) {
+      *message.add_ranges() = range;
+    }
+  }
+}
+
+absl::Status ShardExchange::ForEachShard(
+    const std::function<absl::Status(Shard&, std::stop_token)>& work, Traffic* traffic) {
+  std::vector<absl::Status> results(shards_.size());
+  std::stop_source failed;
+  std::atomic<size_t> first = shards_.size();
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    shards_[i].traffic = Traffic();
+    threads.emplace_back([&, i] {
+      results[i] = work(shards_[i], failed.get_token());
+      size_t none = shards_.size();
+      if (!results[i].ok() && first.compare_exchange_strong(none, i)) failed.request_stop();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Shard& shard : shards_) *traffic += shard.traffic;
+  for (const absl::Status& result : results) {
+    if (RefusalOf(result) == v1::REFUSAL_CLOSED_ROUND) return result;
+  }
+  if (first == shards_.size()) return absl::OkStatus();
+  const absl::Status& error = results[first];
+  return absl::Status(error.code(),
+                      absl::StrCat(error.message(), " (shard ", shards_[first].id, ")"));
+}
+
+v1::ContributionHeader ShardExchange::HeaderOf(const std::vector<Owned>& parts, uint32_t round,
+                                               uint64_t samples) const {
+  v1::ContributionHeader header;
+  header.set_run(rank_slot_.run());
+  header.set_lineage(lineage_);
+  header.set_group(rank_slot_.group());
+  header.set_generation(rank_slot_.generation());
+  header.set_rank(rank_slot_.rank());
+  header.set_round(round);
+  header.set_base_version(round - 1);
+  header.set_samples(samples);
+  FillRanges(parts, header);
+  return header;
+}
+
+std::vector<Owned> ShardExchange::PartsOf(const Shard& shard, uint32_t fragment) const {
+  if (fragment == 0 || shard.parts.empty()) return shard.parts;
+  std::vector<Owned> parts;
+  const Interval all{shard.parts.front().positions.begin, shard.parts.back().positions.end};
+  for (const Interval& interval : units_->FragmentIn(all, fragment, fragments_)) {
+    for (const Owned& part : PartsIn(interval, shard.parts)) parts.push_back(part);
+  }
+  return parts;
+}
+
+void ShardExchange::BeginStage(uint32_t round, uint64_t samples, uint32_t fragment) {
+  for (Shard& shard : shards_) {
+    absl::MutexLock lock(&mutex_);
+    shard.held.BeginStage();
+    shard.round = round;
+    shard.fragment = fragment;
+    shard.exchanged = PartsOf(shard, fragment);
+    if (coder_ != nullptr) {
+      shard.coded = EncodeContribution(shard);
+      continue;
+    }
+    CopyFrom(shard.exchanged, &shard.staged);
+    if (overlap_.steps() > 0) shard.contributed = shard.staged;
+  }
+  Begin([this, round, samples](Shard& shard, std::stop_token stop) -> absl::Status {
+    CADRE_RETURN_IF_ERROR(coder_ != nullptr ? shard.coded : MakeContribution(shard));
+    v1::ContributionHeader header = HeaderOf(shard.exchanged, round, samples);
+    header.set_fragment(shard.fragment);
+    if (up_) header.set_codec(up_->codec());
+    if (!shard.exchanged.empty()) {
+      CADRE_RETURN_IF_ERROR(shard.client->Stage(header, shard.staged, &shard.traffic, stop));
+    }
+    absl::MutexLock lock(&mutex_);
+    shard.held.EndStage(round);
+    shard.contribution = std::move(header);
+    return absl::OkStatus();
+  });
+}
+
+void ShardExchange::BeginStageVersion(uint32_t version) {
+  for (Shard& shard : shards_) CopyFrom(shard.parts, &shard.staged);
+  Begin([this, version](Shard& shard, std::stop_token stop) -> absl::Status {
+    v1::ContributionHeader header = HeaderOf(shard.parts, version, /*samples=*/1);
+    header.set_seed(true);
+    return shard.client->Stage(header, shard.staged, &shard.traffic, stop);
+  });
+}
+
+void ShardExchange::BeginPull(uint32_t version) {
+  Begin([this, version](Shard& shard, std::stop_token stop) -> absl::Status {
+    {
+      absl::MutexLock lock(&mutex_);
+      shard.held.BeginPull();
+    }
+    CADRE_RETURN_IF_ERROR(PullInto(shard, version, stop));
+    absl::MutexLock lock(&mutex_);
+    shard.held.EndPull(version);
+    return absl::OkStatus();
+  });
+}
+
+void ShardExchange::Begin(std::function<absl::Status(Shard&, std::stop_token)> work) {
+  CHECK(!begun());
+  running_ = std::async(std::launch::async, [this, work = std::move(work)] {
+    const SteadyClock clock;
+    const absl::Time begin = clock.Now();
+    absl::Status status = ForEachShard(
+        [&work](Shard& shard, std::stop_token stop) {
+          return shard.parts.empty() ? absl::OkStatus() : work(shard, std::move(stop));
+        },
+        &traffic_);
+    duration_ = clock.Now() - begin;
+    return status;
+  });
+}
+
+bool ShardExchange::finished() const {
+  return running_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+absl::Status ShardExchange::Finish(Traffic* traffic) {
+  absl::Status status = running_.get();
+  *traffic += std::exchange(traffic_, Traffic());
+  return status;
+}
+
+std::vector<ExchangeUnit> ShardExchange::UnitsOf(const std::vector<Owned>& parts) const {
+  std::vector<Interval> intervals;
+  for (const Owned& part : parts) intervals.push_back(part.positions);
+  return units_->In(intervals);
+}
+
+template <typename Use>
+void ShardExchange::ForEachValue(const Shard& shard, const std::vector<Owned>& parts,
+                                 const Use& use) const {
+  int64_t i = 0;
+  int64_t before = 0;
+  auto whole = shard.parts.begin();
+  for (const Owned& part : parts) {
+    for (; !whole->positions.contains(part.positions); ++whole) before += whole->positions.size();
+    int64_t p = before + part.positions.begin - whole->positions.begin;
+    for (const v1::Range& range : index_.RangesOf(part.positions.begin, part.positions.end)) {
+      const bool trained = !IsStatistic(index_[range.tensor()].role);
+      for (const int64_t end = i + static_cast<int64_t>(range.end() - range.begin()); i < end;
+           ++i) {
+        use(i, p++, trained);
+      }
+    }
+  }
+}
+
+// Changes are relative to the version that the rank has adopted. Without an earlier change, values
+// in fp32 are transferred as they are.
+absl::Status ShardExchange::MakeContribution(Shard& shard) const {
+  if ((!up_ && !staleness_) || shard.exchanged.empty()) return absl::OkStatus();
+  CHECK_EQ(std::ssize(shard.version), ElementsOf(shard.parts));
+  const bool carries = !shard.carried.empty();
+  shard.change = shard.staged;
+  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+    if (!trained) return;
+    shard.change[i] = (shard.change[i] - shard.version[p]) + (carries ? shard.carried[p] : 0.0F);
+    if (!up_ && carries) shard.staged[i] += shard.carried[p];
+  });
+  shard.left_out.clear();
+  if (!up_) return absl::OkStatus();
+  const std::vector<ExchangeUnit> units = UnitsOf(shard.exchanged);
+  std::string frame;
+  const Codec codec = CodecOf(*up_);
+  CADRE_RETURN_IF_ERROR(EncodeFrame(units, codec, shard.change, &frame));
+  StoreWords(frame, &shard.staged);
+  CADRE_RETURN_IF_ERROR(DecodeFrame(units, codec, frame, &shard.left_out));
+  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t /*p*/, bool trained) {
+    shard.left_out[i] = trained ? shard.change[i] - shard.left_out[i] : 0;
+  });
+  return absl::OkStatus();
+}
+
+absl::Status ShardExchange::EncodeContribution(Shard& shard) const {
+  std::string frame;
+  CADRE_RETURN_IF_ERROR(coder_->Encode(shard.id, &frame));
+  StoreWords(frame, &shard.staged);
+  return absl::OkStatus();
+}
+
+v1::PullRequest ShardExchange::RequestOf(const std::vector<Owned>& parts, uint32_t version) const {
+  v1::PullRequest request;
+  request.set_run(rank_slot_.run());
+  request.set_lineage(lineage_);
+  request.set_version(version);
+  request.set_group(rank_slot_.group());
+  request.set_generation(rank_slot_.generation());
+  FillRanges(parts, request);
+  return request;
+}
+
+absl::Status ShardExchange::PullInto(Shard& shard, uint32_t version, std::stop_token stop) const {
+  const bool has_version = !shard.version.empty();
+  while (down_ && has_version && shard.version_number < version) {
+    const absl::Status added = AddFrame(shard, stop);
+    if (absl::IsFailedPrecondition(added)) break;
+    CADRE_RETURN_IF_ERROR(added);
+  }
+  if (has_version && shard.version_number == version) return absl::OkStatus();
+  // The rest of the version is that of the one before.
+  const bool has_rest =
+      has_version && shard.version_number + 1 == version && shard.round == version;
+  const std::vector<Owned>& parts = has_rest ? shard.exchanged : shard.parts;
+  std::vector<float> values(ElementsOf(parts));
+  CADRE_RETURN_IF_ERROR(
+      shard.client->Pull(RequestOf(parts, version), values, &shard.traffic, stop));
+  shard.version.resize(ElementsOf(shard.parts));
+  ForEachValue(shard, parts,
+               [&](int64_t i, int64_t p, bool /*trained*/) { shard.version[p] = values[i]; });
+  shard.version_number = version;
+  return absl::OkStatus();
+}
+
+absl::Status ShardExchange::AddFrame(Shard& shard, std::stop_token stop) const {
+  const Codec codec = CodecOf(*down_);
+  const int64_t max_words = MaxFrameWords(UnitsOf(shard.parts), codec);
+  PulledFrame pulled;
+  CADRE_RETURN_IF_ERROR(shard.client->PullFrame(RequestOf(shard.parts, shard.version_number + 1),
+                                                max_words, &pulled, &shard.traffic,
+                                                std::move(stop)));
+  if (pulled.fragment > 0 && (fragments_ == 1 || pulled.fragment > fragments_)) {
+    return absl::DataLossError(absl::StrCat("the run has no fragment ", pulled.fragment));
+  }
+  const std::vector<Owned> parts = PartsOf(shard, pulled.fragment);
+  const std::string frame(reinterpret_cast<const char*>(pulled.elements.data()),
+                          pulled.elements.size() * sizeof(float));
+  std::vector<float> change;
+  if (const absl::Status decoded = DecodeFrame(UnitsOf(parts), codec, frame, &change);
+      !decoded.ok()) {
+    return absl::DataLossError(decoded.message());
+  }
+  ForEachValue(shard, parts, [&](int64_t i, int64_t p, bool trained) {
+    shard.version[p] = trained ? shard.version[p] + change[i] : change[i];
+  });
+  ++shard.version_number;
+  return absl::OkStatus();
+}
+
+absl::Status ShardExchange::PullState(uint32_t version, uint32_t state, std::span<float> values,
+                                      Traffic* traffic) {
+  CHECK(!begun());
+  std::vector<std::span<float>> of_shards;
+  for (const Shard& shard : shards_) {
+    of_shards.push_back(values.first(ElementsOf(shard.parts)));
+    values = values.subspan(of_shards.back().size());
+  }
+  return ForEachShard(
+      [&](Shard& shard, std::stop_token stop) -> absl::Status {
+        v1::PullRequest request = RequestOf(shard.parts, version);
+        request.set_state(state);
+        return shard.client->Pull(request, of_shards[shard.id], &shard.traffic, std::move(stop));
+      },
+      traffic);
+}
+
+void ShardExchange::AdoptInitial() {
+  for (Shard& shard : shards_) {
+    CopyFrom(shard.parts, &shard.version);
+    shard.version_number = 0;
+  }
+}
+
+ShardExchange::Kept ShardExchange::KeptOf(const Shard& shard, bool included) const {
+  const bool is_late = !included && shard.version_number >= shard.round;
+  const uint32_t late = is_late ? shard.version_number + 1 - shard.round : 0;
+  const bool dropped = staleness_ && late > staleness_->max_rounds();
+  float factor = 1;
+  if (included) factor = up_ ? up_->error_feedback() : 0;
+  if (late > 0) {
+    factor = std::pow(staleness_ ? staleness_->weight() : up_->error_feedback(),
+                      static_cast<float>(late));
+  }
+  if (dropped) return {.factor = 0, .dropped = late};
+  return {.factor = factor};
+}
+
+uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
+                                   std::span<float> carried) const {
+  // Without a contribution since the last version, there is no change.
+  if (shard.change.empty()) return 0;
+  const Kept is = KeptOf(shard, included);
+  const std::vector<float>& kept = included ? shard.left_out : shard.change;
+  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+    carried[p] = trained && !kept.empty() ? is.factor * kept[i] : 0;
+  });
+  return is.dropped;
+}
+
+absl::Status ShardExchange::Carried(bool included, std::vector<float>* values) const {
+  int64_t size = 0;
+  for (const Shard& shard : shards_) size += ElementsOf(shard.parts);
+  values->resize(size);
+  if (coder_ != nullptr) {
+    for (const Shard& shard : shards_) CADRE_RETURN_IF_ERROR(shard.coded);
+    CADRE_RETURN_IF_ERROR(coder_->CopyOut(/*left_out=*/included, *values));
+    if (included) {
+      for (float& value : *values) value *= up_->error_feedback();
+    }
+    return absl::OkStatus();
+  }
+  std::span<float> rest = *values;
+  for (const Shard& shard : shards_) {
+    const std::span<float> carried = rest.first(ElementsOf(shard.parts));
+    rest = rest.subspan(carried.size());
+    std::fill(std::copy(shard.carried.begin(), shard.carried.end(), carried.begin()), carried.end(),
+              0.0F);
+    if (included) KeepChange(shard, included, carried);
+  }
+  return absl::OkStatus();
+}
+
+void ShardExchange::SetCarried(std::span<const float> carried) {
+  if (coder_ != nullptr) return coder_->SetCarried(carried);
+  for (Shard& shard : shards_) {
+    const int64_t n = ElementsOf(shard.parts);
+    shard.carried.assign(carried.begin(), carried.begin() + n);
+    carried = carried.subspan(n);
+  }
+}
+
+uint32_t ShardExchange::Adopt(bool included) {
+  uint32_t dropped = 0;
+  absl::MutexLock lock(&mutex_);
+  for (Shard& shard : shards_) {
+    shard.held.Adopt();
+    if (coder_ != nullptr && shard.round > 0) {
+      const Kept kept = KeptOf(shard, included);
+      coder_->Carry(shard.id, /*left_out=*/included, kept.factor);
+      dropped = std::max(dropped, kept.dropped);
+    }
+    if (!shard.change.empty()) shard.carried.resize(ElementsOf(shard.parts));
+    dropped = std::max(dropped, KeepChange(shard, included, shard.carried));
+    shard.change.clear();
+    if (overlap_.steps() > 0 || fragments_ > 1) PrepareMerge(shard);
+    CopyTo(shard.version, shard.parts);
+    shard.exchanged.clear();
+    shard.round = 0;
+  }
+  return dropped;
+}
+
+void ShardExchange::PrepareMerge(Shard& shard) const {
+  CopyFrom(shard.parts, &shard.merged);
+  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+    float& merged = shard.merged[p];
+    const float live = std::exchange(merged, shard.version[p]);
+    if (!trained || shard.contributed.empty()) return;
+    merged +=
+        overlap_.has_blend() ? overlap_.blend() * (live - merged) : live - shard.contributed[i];
+  });
+  // Later versions may have changed any value that was not exchanged.
+  const bool has_rest = shard.fragment > 0 && shard.version_number == shard.round;
+  if (!has_rest && ElementsOf(shard.exchanged) < ElementsOf(shard.parts)) {
+    std::vector<float> merged = shard.version;
+    ForEachValue(shard, shard.exchanged,
+                 [&](int64_t /*i*/, int64_t p, bool /*trained*/) { merged[p] = shard.merged[p]; });
+    shard.merged = std::move(merged);
+  }
+  shard.contributed.clear();
+}
+
+void ShardExchange::Merge() {
+  for (const Shard& shard : shards_) CopyTo(shard.merged, shard.parts);
+}
+
+void ShardExchange::OnRestage(const v1::Restage& restage) {
+  absl::MutexLock lock(&restages_mutex_);
+  std::erase_if(restages_, [](const std::future<void>& thread) {
+    return thread.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  });
+  const std::tuple request(restage.shard(), restage.round(), restage.seed());
+  if (!unanswered_.insert(request).second) return;  // repeated
+  restages_.push_back(std::async(std::launch::async, [this, restage, request] {
+    const absl::Status status = StageAgain(restage);
+    LOG(INFO) << "staging " << (restage.seed() ? "version " : "round ") << restage.round()
+              << " again at shard " << restage.shard() << ": " << status;
+    v1::Restaged restaged;
+    *restaged.mutable_place() = rank_slot_;
+    restaged.set_shard(restage.shard());
+    restaged.set_round(restage.round());
+    restaged.set_seed(restage.seed());
+    if (!status.ok()) restaged.set_error(status.ToString());
+    // The same request may arrive again as soon as the answer is sent.
+    {
+      absl::MutexLock running(&restages_mutex_);
+      unanswered_.erase(request);
+    }
+    control_.Send(restaged);
+  }));
+}
+
+absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
+  if (restage.shard() >= shards_.size())
+    return absl::InvalidArgumentError("there is no such shard");
+  const uint32_t round = restage.round();
+  Shard& shard = shards_[restage.shard()];
+  if (shard.parts.empty()) return absl::OkStatus();
+  v1::ContributionHeader header;
+  std::vector<float> values;
+  {
+    absl::MutexLock lock(&mutex_);
+    const bool holds =
+        restage.seed() ? shard.held.HasVersion(round) : shard.held.HasContribution(round);
+    if (!holds) return absl::NotFoundError("the rank does not hold the values");
+    values = restage.seed() ? shard.version : shard.staged;
+    if (!restage.seed()) header = shard.contribution;
+    // The rank has no part of the fragment.
+    if (!restage.seed() && shard.exchanged.empty()) return absl::OkStatus();
+  }
+  if (restage.seed()) {
+    header = HeaderOf(shard.parts, round, /*samples=*/1);
+    header.set_seed(true);
+  }
+  Traffic traffic;
+  return shard.client->Stage(header, values, &traffic);
+}
+
+}  // namespace cadre

@@ -1,0 +1,86 @@
+// Keeps a rank's optimizer states in host memory from one generation of its group to the next, so
+// that re-forming the group does not lose them. Another vault keeps, in the same way, what codes
+// have left out of the group's contributions (ShardExchange).
+//
+// Optimizer states belong to a group: they are not averaged, and no aggregator has them. A snapshot
+// contains the states of the slices that a rank owned when it contributed to a round; they change
+// only in training, so they belong to the version that the group adopts afterwards. The next
+// generation may start from the version of the last contribution, if the group was ended after the
+// round was closed, or else from the version before it. So the vault holds at most two snapshots:
+// twice the rank's optimizer states, and what leaving ranks have handed over.
+//
+// In the next generation the ranks may be others, and own other slices. They exchange what they
+// hold for the version that they start from or, if the other groups have gone on without theirs,
+// for the newest one before it, as a group that is late keeps its states. Positions that no rank
+// holds are zero.
+//
+// Outlives generations; used by the training thread. Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "member/owned.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "tensor/interval.h"
+
+namespace cadre {
+
+class StateVault {
+ public:
+  // The states of a rank: for each state tensor of the optimizer, the owned values; the positions
+  // are the same for all tensors. `updates`: see SliceOptimizer.
+  struct States {
+    std::vector<std::vector<Owned>> tensors;
+    int64_t updates = 0;
+  };
+
+  // A generation begins. Frees the snapshots of another run or group.
+  void Enter(const v1::Assignment& assignment);
+
+  // Copies the states at the contribution to `round`.
+  void Keep(uint32_t round, const States& states);
+  // The group has adopted `version`: the last snapshot of this generation, if there is one, belongs
+  // to it, although the group's contribution may have been refused.
+  void Adopted(uint32_t version);
+
+  // A collective. Overwrites the values of `states`, and its updates, with what the ranks hold for
+  // `version`, or else for the newest version before it, and then keeps them for `version` unless
+  // this rank held a part of them. Returns the number of positions
+  // (summed over the ranks) whose states were found; 0: nothing is changed. Drops snapshots of
+  // later versions, which the run does not have.
+  absl::StatusOr<int64_t> Restore(uint32_t version, States* states, Communicator& group);
+
+  // A collective. Ranks i with leaving[i] give their snapshots of `version` to the next rank that
+  // stays. When it returns, these ranks have them.
+  absl::Status HandOver(uint32_t version, const std::vector<bool>& leaving, Communicator& group);
+
+ private:
+  struct Snapshot {
+    uint32_t version = 0;
+    uint32_t generation = 0;
+    int64_t updates = 0;
+    std::vector<Interval> positions;
+    // For each state tensor, the values of the positions in order.
+    std::vector<std::vector<float>> tensors;
+  };
+  Snapshot* Find(uint32_t version);
+  // Drops the snapshots of `version` and of later ones.
+  void DropFrom(uint32_t version);
+
+  std::string lineage_;
+  uint32_t group_ = 0;
+  uint32_t generation_ = 0;
+  // Whether snapshots_.front() was made in this generation, at a contribution.
+  bool contributed_ = false;
+  // The newest first.
+  std::deque<Snapshot> snapshots_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,93 @@
+#include "coordinator/cluster/programs.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "coordinator/store/keys.h"
+#include "tests/coordinator/machine/apply_op.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+Member MakeRank(const std::string& program, uint32_t rank, absl::Time last_heard) {
+  Member member;
+  member.record.set_member_id(absl::StrCat("w", rank + 1));
+  member.record.set_role(v1::ROLE_WORKER);
+  member.record.set_name(absl::StrCat("name-", rank));
+  member.record.set_host("host");
+  member.record.set_incarnation(absl::StrCat("process-", rank));
+  v1::Reservation& reservation = *member.record.mutable_reservation();
+  reservation.set_run("run");
+  reservation.set_program(program);
+  reservation.set_ranks(100);
+  reservation.set_rank(rank);
+  member.last_heard = last_heard;
+  return member;
+}
+
+TEST(ProgramsTest, OldestEndedProgramIsForgotten) {
+  const Membership members(absl::Seconds(10));
+  Programs programs(members);
+  // The newest has the smallest identity.
+  const auto name = [](size_t i) { return absl::StrFormat("program-%05d", kMaxEndedPrograms - i); };
+  for (size_t i = 0; i < kMaxEndedPrograms; ++i) programs.NoteEnded(name(i), absl::StrCat(i));
+  programs.NoteEnded(name(5), "again");
+  ASSERT_NE(programs.ReasonOfEnd(name(0)), nullptr) << "a repetition needs no room";
+  EXPECT_EQ(*programs.ReasonOfEnd(name(5)), "5");
+  programs.NoteEnded(name(kMaxEndedPrograms), "the newest");
+  EXPECT_EQ(programs.ReasonOfEnd(name(0)), nullptr);
+  for (size_t i = 1; i <= kMaxEndedPrograms; ++i) {
+    EXPECT_NE(programs.ReasonOfEnd(name(i)), nullptr) << i;
+  }
+}
+
+TEST(ProgramsTest, OldestLostRankIsForgotten) {
+  const absl::Time begin = absl::UnixEpoch();
+  const Membership members(absl::Seconds(10));
+  Programs programs(members);
+  Outbox out;
+  std::map<std::string, std::string> store;
+  const auto commit = [&] {
+    for (const Action& action : out.Take()) {
+      testing::ApplyTo(store, std::get<Store::Op>(action));
+    }
+  };
+  for (size_t i = 0; i <= kMaxLostRanks; ++i) {
+    // The one that was added as the fifth was heard first.
+    const absl::Duration heard = absl::Seconds(i == 4 ? 0 : i + 1);
+    programs.AddLost(MakeRank(absl::StrCat("program-", i), 0, begin + heard),
+                     begin + absl::Seconds(i), out);
+    commit();
+  }
+  EXPECT_EQ(store.size(), kMaxLostRanks);
+  EXPECT_FALSE(store.contains(LostRankKey("program-4", 0)));
+  EXPECT_EQ(programs.NextDeadline(), begin);
+  for (size_t i = 0; i <= kMaxLostRanks; ++i) programs.Forget(absl::StrCat("program-", i), out);
+  commit();
+  EXPECT_TRUE(store.empty());
+  EXPECT_EQ(programs.NextDeadline(), absl::InfiniteFuture());
+}
+
+TEST(ProgramsTest, ManyMissingRanksAreCounted) {
+  Membership members(absl::Seconds(10));
+  const Programs programs(members);
+  const Member rank = MakeRank("program", 3, absl::UnixEpoch());
+  Member& member = members.Add(rank.record, absl::UnixEpoch());
+  members.Attach(member, 1, absl::UnixEpoch());
+  const std::string missing = programs.MissingRanks(rank.record.reservation());
+  EXPECT_THAT(missing, StartsWith("ranks 0 (has not joined), 1 (has not joined), 2 (has not "
+                                  "joined), 4 (has not joined)"));
+  EXPECT_THAT(missing, HasSubstr("8 (has not joined) and 91 more of 100"));
+}
+
+}  // namespace
+}  // namespace cadre

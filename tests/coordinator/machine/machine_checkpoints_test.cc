@@ -1,0 +1,172 @@
+// What the coordinator knows of the checkpoints of a run, and how a run ends without the last one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tests/coordinator/machine/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class MachineCheckpointsTest : public MachineTest {
+ protected:
+  static v1::RunSpec SpecOf(uint32_t groups) {
+    v1::RunSpec spec = MakeSpec(groups, 1, 5, 20);
+    spec.mutable_checkpoint()->set_directory("/checkpoints");
+    return spec;
+  }
+
+  void Report(const std::string& run, uint32_t step, const std::string& error = "",
+              const std::string& warning = "") {
+    FakeWorker& lead = cluster_.Lead(run, 0);
+    v1::Checkpointed report;
+    *report.mutable_place() = lead.place();
+    report.set_step(step);
+    report.set_error(error);
+    report.set_warning(warning);
+    cluster_.Send(lead, report);
+  }
+
+  // Trains to the last step; nothing but the last checkpoint is missing then.
+  std::string TrainToTheEnd(uint32_t groups, int workers) {
+    const std::string run = SubmitTo(1, workers, SpecOf(groups));
+    cluster_.behaviour.train = true;
+    EXPECT_TRUE(cluster_.RunUntil(
+        [&] { return cluster_.RunStatus(run).state() == v1::RUN_STATE_FINISHING; }));
+    return run;
+  }
+
+  std::string EventTexts(v1::EventKind kind) {
+    std::string texts;
+    const v1::EventsReply events = cluster_.Events();
+    for (const v1::ClusterEvent& event : events.events()) {
+      if (event.kind() == kind) texts += event.text() + "\n";
+    }
+    return texts;
+  }
+};
+
+TEST_F(MachineCheckpointsTest, EndWaitsForTheLastCheckpoint) {
+  const std::string run = TrainToTheEnd(2, 2);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
+  EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("last checkpoint"));
+  Report(run, 20);
+  const v1::RunStatus status = cluster_.RunStatus(run);
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
+  EXPECT_EQ(status.reason(), "");
+  EXPECT_EQ(status.checkpoint().saved_step(), 20U);
+  EXPECT_FALSE(status.checkpoint().last_missing());
+  EXPECT_EQ(status.checkpoint().failures(), 0U);
+}
+
+TEST_F(MachineCheckpointsTest, LastCheckpointThatFailsIsTheReason) {
+  const std::string run = TrainToTheEnd(1, 1);
+  Report(run, 20, "cannot write model.safetensors: No space left on device");
+  const v1::RunStatus status = cluster_.RunStatus(run);
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
+  EXPECT_TRUE(status.checkpoint().last_missing());
+  EXPECT_THAT(status.reason(), AllOf(HasSubstr("step 20"), HasSubstr("No space left")));
+  EXPECT_THAT(EventTexts(v1::EVENT_KIND_CHECKPOINT),
+              AllOf(HasSubstr("no checkpoint of step 20"), HasSubstr("No space left")));
+  EXPECT_THAT(EventTexts(v1::EVENT_KIND_RUN_STATE), HasSubstr("is missing"));
+}
+
+TEST_F(MachineCheckpointsTest, FailureIsReportedWhileTheRunGoesOn) {
+  cluster_.behaviour.train = false;
+  const std::string run = SubmitTo(1, 1, SpecOf(1));
+  Report(run, 5, "No space left on device");
+  Report(run, 5, "No space left on device");  // sent again after a reconnect
+  cluster_.RestartCoordinator();
+  EXPECT_EQ(cluster_.RunStatus(run).checkpoint().failures(), 1U);
+  EXPECT_EQ(cluster_.RunStatus(run).checkpoint().failed_step(), 5U);
+  EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().has_saved_step());
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
+}
+
+TEST_F(MachineCheckpointsTest, WarningIsAnEvent) {
+  const std::string run = SubmitTo(1, 1, SpecOf(1));
+  Report(run, 5, "", "old checkpoints stay");
+  EXPECT_THAT(EventTexts(v1::EVENT_KIND_CHECKPOINT), HasSubstr("old checkpoints stay"));
+  EXPECT_EQ(cluster_.RunStatus(run).checkpoint().saved_step(), 5U);
+}
+
+TEST_F(MachineCheckpointsTest, WarningsOfMembersStayInTheStatus) {
+  cluster_.behaviour.train = false;
+  const std::string run = SubmitTo(1, 1, SpecOf(1));
+  const auto warn = [&](const auto& member, const std::string& text) {
+    v1::Heartbeat heartbeat;
+    v1::RunWarning& warning = *heartbeat.add_warnings();
+    warning.set_run(run);
+    warning.set_text(text);
+    cluster_.Send(member, heartbeat);
+  };
+  // Every heartbeat repeats them.
+  for (int i = 0; i < 2; ++i) {
+    warn(cluster_.aggregators()[0], "the run can only be replayed to version 4");
+    warn(cluster_.Lead(run, 0), "/from: has no slowmo_momentum; the run begins with zeros");
+  }
+  cluster_.RestartCoordinator();
+  warn(cluster_.aggregators()[0], "the run can only be replayed to version 4");
+  const v1::RunStatus status = cluster_.RunStatus(run);
+  EXPECT_THAT(status.warnings(),
+              ElementsAre(AllOf(StartsWith("aggregator agg-0 on "),
+                                EndsWith(": the run can only be replayed to version 4")),
+                          "worker w0 on host: /from: has no slowmo_momentum; the run begins with "
+                          "zeros"));
+  EXPECT_EQ(EventTexts(v1::EVENT_KIND_RUN_WARNING),
+            absl::StrCat(status.warnings(0), "\n", status.warnings(1), "\n"));
+  EXPECT_EQ(cluster_.Counter("warnings"), 2U);
+  for (int i = 0; i < 100; ++i) warn(cluster_.aggregators()[0], absl::StrCat("warning ", i));
+  EXPECT_EQ(cluster_.RunStatus(run).warnings_size(), 33);
+  EXPECT_THAT(cluster_.RunStatus(run).warnings(32), HasSubstr("further warnings"));
+  // A run that does not exist has none.
+  v1::Heartbeat other;
+  other.add_warnings()->set_run("run-9-other");
+  cluster_.Send(cluster_.aggregators()[0], other);
+}
+
+TEST_F(MachineCheckpointsTest, AnotherWorkerWritesTheLastCheckpoint) {
+  const std::string run = TrainToTheEnd(1, 1);
+  const FakeWorker& second = cluster_.AddWorker("second");
+  cluster_.Kill(cluster_.Lead(run, 0));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return second.start.has_value(); }));
+  EXPECT_EQ(second.start->next_step(), 0U);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
+  Report(run, 20);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
+  EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().last_missing());
+}
+
+// The other group has evaluated, so the run ends without group 0 if no worker can replace it.
+TEST_F(MachineCheckpointsTest, AnotherWorkerWritesTheLastCheckpointBesideGroups) {
+  const std::string run = TrainToTheEnd(2, 1);
+  const FakeWorker& third = cluster_.AddWorker("third");
+  cluster_.Kill(cluster_.Lead(run, 0));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return third.start.has_value(); }));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
+  Report(run, 20);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
+  EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().last_missing());
+}
+
+TEST_F(MachineCheckpointsTest, RunEndsWithoutGroupZero) {
+  const std::string run = TrainToTheEnd(2, 2);
+  cluster_.Kill(cluster_.Lead(run, 0));
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  const v1::RunStatus status = cluster_.RunStatus(run);
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
+  EXPECT_TRUE(status.checkpoint().last_missing());
+  EXPECT_THAT(status.reason(), HasSubstr("group 0 has not written it"));
+}
+
+}  // namespace
+}  // namespace cadre::testing

@@ -1,0 +1,46 @@
+// What the coordinator reports of the data set of a run.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/coordinator/machine/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class MachineDataTest : public MachineTest {
+ protected:
+  std::vector<std::string> Warnings() {
+    std::vector<std::string> texts;
+    const v1::EventsReply events = cluster_.Events();
+    for (const v1::ClusterEvent& event : events.events()) {
+      if (event.kind() == v1::EVENT_KIND_RUN_WARNING) texts.push_back(event.text());
+    }
+    return texts;
+  }
+};
+
+TEST_F(MachineDataTest, DataThatAreLeftOutAreAWarning) {
+  cluster_.behaviour.on_prepared = [](v1::Prepared& prepared) {
+    prepared.set_data_left_out("of the training data: .png (3)");
+  };
+  const std::string run = SubmitTo(1, 4, MakeSpec(2, 2, 5, 20));
+  const std::string warning = "files that are not used: of the training data: .png (3)";
+  EXPECT_THAT(cluster_.RunStatus(run).warnings(), ElementsAre(warning));
+  EXPECT_THAT(Warnings(), ElementsAre(warning))
+      << "once, though four ranks report it";
+}
+
+TEST_F(MachineDataTest, NothingIsLeftOut) {
+  const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 20));
+  EXPECT_THAT(cluster_.RunStatus(run).warnings(), IsEmpty());
+  EXPECT_THAT(Warnings(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace cadre::testing

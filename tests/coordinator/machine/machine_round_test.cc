@@ -1,0 +1,720 @@
+// Rounds: valid and invalid contributions, decisions, digests, evaluation.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/coordinator/machine/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class MachineRoundTest : public MachineTest {
+ protected:
+  // Two shards, and groups of one worker each that train only on request.
+  std::string Begin(uint32_t groups, const v1::RunSpec& spec) {
+    AddMembers(2, groups);
+    const std::string run = cluster_.Submit(spec);
+    for (uint32_t g = 0; g < groups; ++g) EXPECT_EQ(StateOf(run, g), v1::GROUP_STATE_TRAINING);
+    return run;
+  }
+  // Two groups that contribute to the last round of the run and do not evaluate.
+  std::string BeginLastRound() {
+    const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
+    Train(run, 0);
+    cluster_.behaviour.evaluate = false;
+    Train(run, 1);
+    EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+    return run;
+  }
+  // Sends the contribution, and makes the worker send it again after a reconnect.
+  void Contribute(FakeWorker& lead, const v1::Contributed& contributed) {
+    lead.contributed = contributed;
+    cluster_.Send(lead, contributed);
+  }
+  // The newest decision that the group has received.
+  v1::Decision LastDecision(const std::string& run, uint32_t group) {
+    const FakeWorker& lead = cluster_.Lead(run, group);
+    for (auto it = lead.received.rbegin(); it != lead.received.rend(); ++it) {
+      if (it->has_decision()) return it->decision();
+    }
+    ADD_FAILURE() << "no decision";
+    return v1::Decision();
+  }
+  // The rounds of the nudges that the worker has received.
+  static std::vector<uint32_t> Nudges(const FakeWorker& worker) {
+    std::vector<uint32_t> rounds;
+    for (const auto& message : worker.received) {
+      if (message.has_nudge()) rounds.push_back(message.nudge().round());
+    }
+    return rounds;
+  }
+  // The worker's group reports that it has loaded the version from which it was started.
+  void ReportLoaded(const FakeWorker& lead) {
+    v1::Adopted adopted;
+    *adopted.mutable_place() = lead.place();
+    adopted.set_version(lead.start->version());
+    adopted.set_digest(lead.start->digest());
+    cluster_.Send(lead, adopted);
+  }
+  static v1::RunSpec WithQuorum(uint32_t quorum) {
+    v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+    spec.mutable_averaging()->set_quorum(quorum);
+    spec.mutable_averaging()->set_min_grace_ms(1000);
+    return spec;
+  }
+  int Decisions(const std::string& run, uint32_t group) {
+    int n = 0;
+    for (const auto& message : cluster_.Lead(run, group).received) n += message.has_decision();
+    return n;
+  }
+};
+
+TEST_F(MachineRoundTest, OrdersNameTheOuterUpdate) {
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+  spec.mutable_averaging()->mutable_outer()->mutable_slowmo()->set_momentum(0.5F);
+  const std::string run = Begin(2, spec);
+  for (uint32_t group = 0; group < 2; ++group) {
+    v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, group));
+    contributed.set_rate(0.25F);
+    Contribute(cluster_.Lead(run, group), contributed);
+  }
+  const v1::OuterStep step = cluster_.Commit(run, 1)->outer();
+  EXPECT_EQ(step.rate(), 0.25F);
+  EXPECT_EQ(step.optimizer().slowmo().momentum(), 0.5F);
+  EXPECT_EQ(step.optimizer().slowmo().learning_rate(), 1) << "the default";
+  EXPECT_EQ(cluster_.aggregators()[0].shards[run].newest.outer().SerializeAsString(),
+            step.SerializeAsString());
+  EXPECT_THAT(cluster_.RunStatus(run).outer().optimizer(), HasSubstr("momentum: 0.5"));
+}
+
+TEST_F(MachineRoundTest, RoundsExchangeFragments) {
+  v1::RunSpec spec = MakeSpec(2, 1, 8, 12);
+  spec.mutable_averaging()->mutable_fragments()->set_count(2);
+  const std::string run = Begin(2, spec);
+  for (const uint32_t fragment : {1U, 2U, 0U}) {
+    const FakeWorker& lead = cluster_.Lead(run, 0);
+    const uint32_t version = cluster_.RunStatus(run).version();
+    EXPECT_EQ(version == 0 ? lead.start->fragment() : LastDecision(run, 0).fragment(), fragment);
+    for (uint32_t group = 0; group < 2; ++group) Train(run, group);
+    EXPECT_EQ(cluster_.Commit(run, version + 1)->step(), 4 * (version + 1));
+    EXPECT_EQ(cluster_.Commit(run, version + 1)->fragment(), fragment);
+    EXPECT_EQ(cluster_.aggregators()[0].shards[run].newest.fragment(), fragment);
+  }
+}
+
+// Samples of the steps that the slow group leaves out are not used, so the steps of versions are
+// those of the fast one.
+TEST_F(MachineRoundTest, SlowGroupsTakeFewerSteps) {
+  v1::RunSpec spec = MakeSpec(3, 1, 12, 100);
+  spec.mutable_averaging()->set_steps_by_speed(true);
+  const std::string run = Begin(3, spec);
+  const auto contribute = [&](const std::vector<float>& step_seconds) {
+    for (uint32_t group = 0; group < 3; ++group) {
+      FakeWorker& lead = cluster_.Lead(run, group);
+      v1::Contributed contributed = cluster_.ContributionOf(lead);
+      contributed.set_train_seconds(step_seconds[group] * (*lead.next_step - lead.step));
+      Contribute(lead, contributed);
+    }
+  };
+  contribute({1, 3, 1.05F});
+  EXPECT_EQ(LastDecision(run, 0).next_step(), 24U);
+  EXPECT_EQ(LastDecision(run, 1).next_step(), 16U);
+  EXPECT_EQ(LastDecision(run, 2).next_step(), 24U) << "hardly slower";
+  contribute({1, 3, 1});
+  EXPECT_EQ(cluster_.Commit(run, 2)->step(), 24U);
+  EXPECT_EQ(cluster_.Commit(run, 2)->samples(), (12U + 4 + 12) * 32);
+  EXPECT_EQ(LastDecision(run, 1).next_step(), 28U);
+  contribute({1, 1000, std::numeric_limits<float>::infinity()});
+  EXPECT_EQ(LastDecision(run, 1).next_step(), 37U) << "at least one step";
+  EXPECT_EQ(LastDecision(run, 2).next_step(), 48U) << "by the measurements before";
+}
+
+// A group trains for the steps of the overlap while its round is under way.
+TEST_F(MachineRoundTest, SlowGroupsTakeMoreStepsThanOverlap) {
+  v1::RunSpec spec = MakeSpec(2, 1, 12, 100);
+  spec.mutable_averaging()->set_steps_by_speed(true);
+  spec.mutable_averaging()->mutable_overlap()->set_steps(4);
+  const std::string run = Begin(2, spec);
+  for (uint32_t group = 0; group < 2; ++group) {
+    v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, group));
+    contributed.set_train_seconds(group == 0 ? 1 : 100);
+    Contribute(cluster_.Lead(run, group), contributed);
+  }
+  EXPECT_EQ(LastDecision(run, 0).next_step(), 24U);
+  EXPECT_EQ(LastDecision(run, 1).next_step(), 12U + 5);
+}
+
+TEST_F(MachineRoundTest, RatesAreChecked) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, 0));
+  contributed.set_rate(std::numeric_limits<float>::quiet_NaN());
+  cluster_.Send(cluster_.Lead(run, 0), contributed);
+  EXPECT_EQ(LastDecision(run, 0).refusal(), v1::REFUSAL_MALFORMED);
+}
+
+// The shards do not have the version any more that the first Start named.
+TEST_F(MachineRoundTest, LateStartNamesTheNewestVersion) {
+  const std::string run = Begin(2, WithQuorum(1));
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Cut(lead);
+  for (int round = 0; round < 2; ++round) {
+    Train(run, 0);
+    cluster_.Run(absl::Seconds(2));
+  }
+  ASSERT_GE(cluster_.RunStatus(run).version(), 2U);
+  lead.start.reset();
+  cluster_.Reconnect(lead);
+  ASSERT_TRUE(lead.start.has_value());
+  EXPECT_EQ(lead.start->version(), cluster_.RunStatus(run).version());
+  EXPECT_NE(lead.start->digest(), 0U);
+  EXPECT_TRUE(lead.start->catch_up());
+}
+
+TEST_F(MachineRoundTest, WaitsForAllLiveGroups) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  Train(run, 0);
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_AT_BOUNDARY);
+  cluster_.Run(absl::Minutes(5));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  Train(run, 1);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  const v1::Decision decision = LastDecision(run, 0);
+  EXPECT_TRUE(decision.adopt());
+  EXPECT_TRUE(decision.included());
+  EXPECT_EQ(decision.round(), 1u);
+  EXPECT_EQ(decision.version(), 1u);
+  EXPECT_EQ(decision.step(), 5u);
+  EXPECT_EQ(decision.next_step(), 10u);
+  EXPECT_EQ(decision.digest(), cluster_.Commit(run, 1)->digest());
+  EXPECT_EQ(decision.evaluate_end(), 0u);
+}
+
+TEST_F(MachineRoundTest, ApplyHasStepAndSamplesOfVersion) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  for (uint32_t version = 1; version <= 3; ++version) {
+    for (uint32_t g = 0; g < 2; ++g) Train(run, g);
+    const v1::RunStatus status = cluster_.RunStatus(run);
+    ASSERT_EQ(status.version(), version);
+    for (const FakeAggregator& aggregator : cluster_.aggregators()) {
+      const v1::CoordinatorMessage& newest = aggregator.received.back();
+      ASSERT_TRUE(newest.has_apply());
+      EXPECT_EQ(newest.apply().step(), version * 5);
+      EXPECT_EQ(newest.apply().samples(), status.samples());
+      EXPECT_GT(newest.apply().samples(), 0u);
+    }
+  }
+}
+
+TEST_F(MachineRoundTest, QuorumWaitsForGraceWindow) {
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+  spec.mutable_averaging()->set_quorum(1);
+  spec.mutable_averaging()->set_min_grace_ms(3000);
+  const std::string run = Begin(2, spec);
+  Train(run, 0);
+  cluster_.Run(absl::Milliseconds(2900));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  cluster_.Run(absl::Milliseconds(200));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 1);
+  Train(run, 1);
+  const v1::Decision decision = LastDecision(run, 1);
+  EXPECT_FALSE(decision.included());
+  EXPECT_EQ(decision.refusal(), v1::REFUSAL_CLOSED_ROUND);
+  EXPECT_TRUE(decision.adopt());
+  EXPECT_EQ(decision.version(), 1u);
+  EXPECT_EQ(decision.next_step(), 10u);
+  EXPECT_EQ(cluster_.Counter("refused_closed_round"), 1u);
+  Train(run, 0);
+  Train(run, 1);
+  EXPECT_EQ(cluster_.Commit(run, 2)->participants_size(), 2);
+}
+
+TEST_F(MachineRoundTest, RetransmissionsAreIdempotent) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  const v1::Contributed sent = cluster_.ContributionOf(cluster_.Lead(run, 0));
+  Train(run, 0);
+  cluster_.Send(cluster_.Lead(run, 0), sent);
+  EXPECT_EQ(Decisions(run, 0), 0);
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(Decisions(run, 0), 1);
+  // After the commit, the decision is repeated, but the bytes are not counted again.
+  const uint64_t bytes = cluster_.RunStatus(run).payload_bytes_across_groups();
+  cluster_.Send(cluster_.Lead(run, 0), sent);
+  EXPECT_EQ(Decisions(run, 0), 2);
+  EXPECT_TRUE(LastDecision(run, 0).included());
+  EXPECT_EQ(LastDecision(run, 0).digest(), cluster_.Commit(run, 1)->digest());
+  EXPECT_EQ(cluster_.RunStatus(run).payload_bytes_across_groups(), bytes);
+  EXPECT_EQ(cluster_.Counter("refused_closed_round"), 0u);
+  // The same holds after a restart of the coordinator.
+  cluster_.RestartCoordinator();
+  cluster_.Send(cluster_.Lead(run, 0), sent);
+  EXPECT_TRUE(LastDecision(run, 0).included());
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.RunStatus(run).payload_bytes_across_groups(), bytes);
+}
+
+struct InvalidContribution {
+  const char* label;
+  v1::Refusal refusal;
+  const char* counter;
+  void (*change)(v1::Contributed&);
+};
+class MachineContributionTest : public MachineRoundTest,
+                                public ::testing::WithParamInterface<InvalidContribution> {};
+
+TEST_P(MachineContributionTest, IsRefused) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Contributed contributed = cluster_.ContributionOf(lead);
+  GetParam().change(contributed);
+  Contribute(lead, contributed);
+  EXPECT_EQ(cluster_.Counter(GetParam().counter), 1u);
+  EXPECT_FALSE(LastDecision(run, 0).included());
+  EXPECT_EQ(LastDecision(run, 0).refusal(), GetParam().refusal);
+  EXPECT_EQ(LastDecision(run, 0).version(), 0u);
+  Train(run, 1);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u) << "group 0 is not in the round";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, MachineContributionTest,
+    ::testing::Values(InvalidContribution{"OtherBase", v1::REFUSAL_WRONG_BASE, "refused_wrong_base",
+                                          [](v1::Contributed& c) { c.set_base_version(3); }},
+                      InvalidContribution{"FutureRound", v1::REFUSAL_WRONG_BASE,
+                                          "refused_wrong_base",
+                                          [](v1::Contributed& c) {
+                                            c.set_round(7);
+                                            c.set_base_version(6);
+                                          }},
+                      InvalidContribution{"NoSamples", v1::REFUSAL_MALFORMED, "refused_malformed",
+                                          [](v1::Contributed& c) { c.set_samples(0); }},
+                      InvalidContribution{"StepAfterTheLast", v1::REFUSAL_MALFORMED,
+                                          "refused_malformed",
+                                          [](v1::Contributed& c) { c.set_step(101); }},
+                      InvalidContribution{"NoStep", v1::REFUSAL_MALFORMED, "refused_malformed",
+                                          [](v1::Contributed& c) { c.set_step(0); }}),
+    [](const auto& info) { return info.param.label; });
+
+TEST_F(MachineRoundTest, ContributedBeforeStart) {
+  cluster_.behaviour.prepare = false;
+  const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 100));
+  v1::Contributed contributed;
+  *contributed.mutable_place() = cluster_.Lead(run, 0).place();
+  contributed.set_round(1);
+  cluster_.Send(cluster_.Lead(run, 0), contributed);
+  EXPECT_EQ(cluster_.Counter("refused_out_of_order"), 1u);
+}
+
+TEST_F(MachineRoundTest, LostGroupLeavesRound) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  Train(run, 0);
+  cluster_.behaviour.prepare = false;
+  cluster_.Fail(cluster_.Lead(run, 0));
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  ASSERT_EQ(cluster_.Commit(run, 1)->participants_size(), 1);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants(0).group(), 1u);
+}
+
+TEST_F(MachineRoundTest, ContributionDuringCommitWaits) {
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+  spec.mutable_averaging()->set_quorum(1);
+  spec.mutable_averaging()->set_min_grace_ms(1000);
+  const std::string run = Begin(2, spec);
+  cluster_.behaviour.apply = false;
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  ASSERT_TRUE(cluster_.Commit(run, 1).has_value());
+  EXPECT_FALSE(cluster_.Commit(run, 1)->committed());
+  Train(run, 1);
+  EXPECT_EQ(Decisions(run, 1), 0);
+  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_AT_BOUNDARY);
+  cluster_.behaviour.apply = true;
+  for (FakeAggregator& aggregator : cluster_.aggregators()) cluster_.Reconnect(aggregator);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_TRUE(LastDecision(run, 0).included());
+  EXPECT_FALSE(LastDecision(run, 1).included());
+  EXPECT_EQ(LastDecision(run, 1).version(), 1u);
+}
+
+// A re-formed group does not delay the others by a period.
+TEST_F(MachineRoundTest, GroupThatCatchesUpIsNudgedWhenOthersWait) {
+  const std::string run = Begin(3, MakeSpec(3, 1, 5, 100));
+  EXPECT_FALSE(cluster_.Lead(run, 1).start->catch_up());
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  EXPECT_TRUE(lead.start->catch_up());
+  Train(run, 0);
+  EXPECT_TRUE(Nudges(lead).empty()) << "group 2 still trains";
+  Train(run, 2);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1});
+  cluster_.Reconnect(lead);
+  EXPECT_EQ(Nudges(lead), (std::vector<uint32_t>{1, 1})) << "it may be lost with the stream";
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_FALSE(LastDecision(run, 1).catch_up()) << "all groups train again";
+  Train(run, 0);
+  Train(run, 2);
+  EXPECT_EQ(Nudges(lead).size(), 2u);
+}
+
+TEST_F(MachineRoundTest, RestartedCoordinatorNudgesGroupsThatCatchUp) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  ASSERT_TRUE(lead.start->catch_up());
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(2));
+  ASSERT_TRUE(Nudges(lead).empty());
+  Train(run, 0);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1});
+}
+
+TEST_F(MachineRoundTest, LateGroupCatchesUp) {
+  const std::string run = Begin(2, WithQuorum(1));
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_TRUE(Nudges(lead).empty()) << "it does not catch up yet";
+  Train(run, 1);
+  EXPECT_FALSE(LastDecision(run, 1).included());
+  EXPECT_EQ(LastDecision(run, 1).version(), 1u);
+  EXPECT_TRUE(LastDecision(run, 1).catch_up());
+  Train(run, 0);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{2});
+}
+
+// The first rounds of equal runs have equal participants.
+TEST_F(MachineRoundTest, FirstGroupsAreAwaitedWhileTheyLoad) {
+  cluster_.behaviour.load = false;
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  ReportLoaded(cluster_.Lead(run, 0));
+  Train(run, 0);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  ReportLoaded(cluster_.Lead(run, 1));
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
+}
+
+// The aggregators keep the newest version and the one before.
+TEST_F(MachineRoundTest, CommitsWaitForAGroupThatLoads) {
+  const std::string run = Begin(2, WithQuorum(1));
+  cluster_.behaviour.load = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  for (int round = 1; round <= 2; ++round) {
+    Train(run, 0);
+    cluster_.Run(absl::Seconds(2));
+  }
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "version 0 is being pulled";
+  ReportLoaded(lead);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1}) << "its round is closed";
+}
+
+// Its rank hangs while it pulls version 0.
+TEST_F(MachineRoundTest, CommitsDoNotWaitForAGroupThatStopsWhileItLoads) {
+  const std::string run = Begin(2, WithQuorum(1));
+  cluster_.behaviour.load = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  lead.activity = v1::ACTIVITY_EXCHANGING;
+  lead.hung = true;
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  Train(run, 0);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  cluster_.Run(absl::Seconds(15));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+  EXPECT_EQ(cluster_.Counter("groups_stalled"), 0u);
+}
+
+// However short rounds are, a group contributes to the first round after its start.
+TEST_F(MachineRoundTest, JoiningGroupIsIncludedAtTheFirstTry) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  cluster_.behaviour.load = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  ReportLoaded(lead);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1});
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
+}
+
+TEST_F(MachineRoundTest, CommitsWaitForAnIncludedGroupThatAdopts) {
+  const std::string run = Begin(2, WithQuorum(1));
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  Train(run, 0);
+  cluster_.behaviour.adopt = false;
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  for (int round = 2; round <= 3; ++round) {
+    Train(run, 0);
+    cluster_.Run(absl::Seconds(2));
+  }
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u) << "group 1 pulls version 1";
+  v1::Adopted adopted;
+  *adopted.mutable_place() = lead.place();
+  adopted.set_version(1);
+  adopted.set_digest(cluster_.Commit(run, 1)->digest());
+  cluster_.Send(lead, adopted);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 3u);
+}
+
+TEST_F(MachineRoundTest, GroupThatIsAwayDoesNotHoldBackCommits) {
+  const std::string run = Begin(2, WithQuorum(1));
+  cluster_.behaviour.load = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  cluster_.Kill(lead);
+  Train(run, 0);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  cluster_.Run(absl::Seconds(3));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u) << "its lease has not ended";
+  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_TRAINING);
+}
+
+TEST_F(MachineRoundTest, WrongDigestFencesGroup) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  Train(run, 0);
+  cluster_.behaviour.digest_error = 1;
+  cluster_.behaviour.load = false;
+  Train(run, 1);
+  EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 2u);
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 2u);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "the committed version remains";
+  cluster_.behaviour.digest_error = 0;
+  cluster_.behaviour.load = true;
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+}
+
+TEST_F(MachineRoundTest, LateAdoptedIsComparedWithItsVersion) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  Train(run);
+  v1::Adopted adopted = *lead.adopted;
+  Train(run);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 2u);
+  cluster_.Send(lead, adopted);
+  EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 0u);
+  adopted.set_digest(5);
+  cluster_.Send(lead, adopted);
+  EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 1u);
+}
+
+TEST_F(MachineRoundTest, AdoptingGroupsShareTestSplit) {
+  // An epoch has 10 steps.
+  const std::string run = Begin(2, MakeSpec(2, 1, 10, 100));
+  Train(run, 0);
+  cluster_.behaviour.evaluate = false;
+  Train(run, 1);
+  EXPECT_EQ(LastDecision(run, 0).evaluate_begin(), 0u);
+  EXPECT_EQ(LastDecision(run, 0).evaluate_end(), 50u);
+  EXPECT_EQ(LastDecision(run, 1).evaluate_begin(), 50u);
+  EXPECT_EQ(LastDecision(run, 1).evaluate_end(), 100u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+  // Only group 0 reports its part before the next evaluation starts.
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  const v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 50, 10);
+  cluster_.Send(lead, evaluated);
+  cluster_.Send(lead, evaluated);
+  Train(run, 0);
+  Train(run, 1);
+  const v1::EvaluationResult test = cluster_.RunStatus(run).test();
+  EXPECT_EQ(test.version(), 1u);
+  EXPECT_EQ(test.samples(), 50u);
+  EXPECT_DOUBLE_EQ(test.accuracy(), 0.2);
+}
+
+TEST_F(MachineRoundTest, InvalidEvaluationIsRefused) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
+  cluster_.behaviour.evaluate = false;
+  Train(run);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 101);
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u) << "more correct answers than labels";
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+  // It is not sent again: the group is formed anew, with the reason.
+  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("more correct answers than labels"));
+  lead.evaluated.reset();
+  cluster_.Connect(lead);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+}
+
+TEST_F(MachineRoundTest, EvaluationOfTooFewLabelsIsRefused) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
+  cluster_.behaviour.evaluate = false;
+  Train(run);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 99);
+  evaluated.set_labels(99);
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+}
+
+TEST_F(MachineRoundTest, EvaluationWithoutFiniteLossIsRefused) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
+  cluster_.behaviour.evaluate = false;
+  Train(run);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 100);
+  evaluated.set_loss_sum(std::nan(""));
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+}
+
+TEST_F(MachineRoundTest, LostPartIsReassignedAtEnd) {
+  const std::string run = BeginLastRound();
+  EXPECT_EQ(LastDecision(run, 0).next_step(), 0u);
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_IDLE);
+  cluster_.behaviour.evaluate = true;
+  // Group 0 reports its part; group 1 is lost before it has reported its own.
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  cluster_.Send(lead, FakeCluster::EvaluationOf(lead, 0, 50, 50));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+  cluster_.Kill(cluster_.Lead(run, 1));
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  const v1::RunStatus status = cluster_.RunStatus(run);
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
+  EXPECT_EQ(status.test().samples(), kTestSamples);
+  EXPECT_DOUBLE_EQ(status.test().accuracy(), 0.75);
+}
+
+TEST_F(MachineRoundTest, LostPartMessageIsResent) {
+  const std::string run = BeginLastRound();
+  // Group 1 is lost; group 0 has reported its part and is assigned the other, but the message that
+  // assigns it is lost.
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  cluster_.Send(lead, FakeCluster::EvaluationOf(lead, 0, 50, 0));
+  cluster_.Kill(cluster_.Lead(run, 1));
+  cluster_.Run(absl::Seconds(20));
+  ASSERT_EQ(LastDecision(run, 0).evaluate_begin(), 50u);
+  cluster_.behaviour.evaluate = true;
+  cluster_.Reconnect(lead);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+}
+
+TEST_F(MachineRoundTest, GroupIsFormedToEvaluate) {
+  const std::string run = BeginLastRound();
+  for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
+  cluster_.Run(absl::Seconds(20));
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_WAITING);
+  cluster_.behaviour.evaluate = true;
+  cluster_.AddWorker("new");
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "the new group does not train";
+}
+
+TEST_F(MachineRoundTest, ReformedGroupGetsLostPart) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 10, 100));
+  Train(run, 0);
+  cluster_.behaviour.evaluate = false;
+  Train(run, 1);
+  cluster_.behaviour.evaluate = true;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  ASSERT_TRUE(lead.start.has_value());
+  EXPECT_EQ(lead.start->version(), 1u);
+  EXPECT_EQ(lead.start->step(), 10u);
+  EXPECT_EQ(lead.start->evaluate_begin(), 50u);
+  EXPECT_EQ(lead.start->evaluate_end(), 100u);
+  EXPECT_EQ(lead.start->next_step(), 20u);
+}
+
+// --- Discrepancy
+
+// A long run does not fill the store.
+TEST(MachineCommitsTest, OldCommitsAreRemoved) {
+  FakeCluster cluster([](Machine::Options& options) { options.keep_commits = 3; });
+  cluster.AddAggregator("agg-0");
+  cluster.AddWorker("w0");
+  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 40));
+  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.RunStatus(run).version() >= 4; }));
+  cluster.RestartCoordinator();
+  ASSERT_TRUE(cluster.RunUntilEnded(run));
+  ASSERT_EQ(cluster.RunStatus(run).version(), 8u);
+  for (uint32_t round = 0; round <= 8; ++round) {
+    EXPECT_EQ(cluster.Commit(run, round).has_value(), round > 5) << round;
+  }
+}
+
+TEST_F(MachineRoundTest, DiscrepancySumsShards) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 1000));
+  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+  cluster_.behaviour.variance_between_groups = 1;
+  cluster_.behaviour.displacement = 4;
+  for (uint32_t round = 1; round <= 3; ++round) {
+    Train(run, 0);
+    EXPECT_EQ(cluster_.RunStatus(run).discrepancy().rounds(), round - 1);
+    Train(run, 1);
+    const v1::Discrepancy discrepancy = cluster_.RunStatus(run).discrepancy();
+    EXPECT_EQ(discrepancy.rounds(), round);
+    EXPECT_EQ(discrepancy.newest(), 0.25);
+    EXPECT_DOUBLE_EQ(discrepancy.smoothed(), 0.25);
+    EXPECT_THAT(discrepancy.recommendation(),
+                HasSubstr(round < 3 ? "too early" : "the groups agree"));
+  }
+  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).variance_between_groups(), 1);
+  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).displacement(), 4);
+
+  const std::string before = cluster_.RunStatus(run).discrepancy().SerializeAsString();
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(3));
+  EXPECT_EQ(cluster_.RunStatus(run).discrepancy().SerializeAsString(), before);
+
+  cluster_.behaviour.variance_between_groups = 8;
+  Train(run, 0);
+  Train(run, 1);
+  const v1::Discrepancy apart = cluster_.RunStatus(run).discrepancy();
+  EXPECT_EQ(apart.newest(), 2);
+  EXPECT_GT(apart.smoothed(), 0.25);
+  EXPECT_LT(apart.smoothed(), 2);
+}
+
+TEST_F(MachineRoundTest, UnknownDiscrepancyIsSkipped) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  cluster_.behaviour.displacement = 4;
+  for (const double variance : {std::numeric_limits<double>::quiet_NaN(), 3.0}) {
+    cluster_.behaviour.variance_between_groups = variance;
+    Train(run, 0);
+    Train(run, 1);
+    EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+    cluster_.behaviour.displacement = 0;
+  }
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+}
+
+TEST_F(MachineRoundTest, OneGroupHasNoDiscrepancy) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  cluster_.behaviour.variance_between_groups = 1;
+  cluster_.behaviour.displacement = 4;
+  Train(run);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+}
+
+}  // namespace
+}  // namespace cadre::testing

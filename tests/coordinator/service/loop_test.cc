@@ -1,0 +1,265 @@
+#include "coordinator/service/loop.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/rpc/grpc_status.h"
+#include "coordinator/store/keys.h"
+#include "tests/base/expect.h"
+#include "tests/coordinator/machine/apply_op.h"
+
+namespace cadre {
+namespace {
+
+// A store in memory whose transactions can fail.
+class MemoryStore final : public Store {
+ public:
+  absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) override {
+    absl::MutexLock lock(&mutex_);
+    auto it = records_.find(std::string(key));
+    if (it == records_.end()) return std::optional<std::string>();
+    return std::optional<std::string>(it->second);
+  }
+  absl::StatusOr<std::map<std::string, std::string>> Scan(absl::string_view prefix) override {
+    absl::MutexLock lock(&mutex_);
+    std::map<std::string, std::string> found;
+    for (const auto& [key, value] : records_) {
+      if (absl::StartsWith(key, prefix)) found[key] = value;
+    }
+    return found;
+  }
+  absl::Status Commit(const std::vector<Op>& ops) override {
+    absl::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return failure_;
+    for (const Op& op : ops) testing::ApplyTo(records_, op);
+    return absl::OkStatus();
+  }
+  void Fail(absl::Status failure) {
+    absl::MutexLock lock(&mutex_);
+    failure_ = std::move(failure);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::map<std::string, std::string> records_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+};
+
+class Recorder final : public Loop::Callbacks {
+ public:
+  explicit Recorder(MemoryStore* store) : store_(store) {}
+  void OnSend(ConnectionId, const v1::CoordinatorMessage&) override { ++sent_; }
+  void OnDisconnect(ConnectionId, const absl::Status&) override {}
+  void OnReplied(const Replied& replied) override {
+    const auto record = store_->Get(RunKey(replied.run));
+    durable_ = durable_ && record.ok() && record->has_value();
+    ++replies_;
+  }
+  void OnHandled(ConnectionId) override {}
+  absl::Time OnSettled(const Machine&, absl::Time) override { return absl::InfiniteFuture(); }
+
+  int sent() const { return sent_; }
+  int replies() const { return replies_; }
+  bool durable() const { return durable_; }
+
+ private:
+  MemoryStore* const store_;
+  std::atomic<int> sent_ = 0;
+  std::atomic<int> replies_ = 0;
+  std::atomic<bool> durable_ = true;
+};
+
+Loop::Options MakeOptions() {
+  Loop::Options options;
+  options.machine.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> {
+    return v1::Plan();
+  };
+  return options;
+}
+
+TEST(LoopTest, RepliesOnlyWhenDurable) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  for (RequestId i = 1; i <= 50; ++i) ASSERT_TRUE((*loop)->Post(SubmitRun{.request = i}));
+  (*loop)->Stop();
+  EXPECT_EQ(recorder.replies(), 50) << "events posted before Stop are handled";
+  EXPECT_TRUE(recorder.durable());
+  EXPECT_FALSE((*loop)->Post(Tick{}));
+}
+
+TEST(LoopTest, StoreFailureStopsLoop) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  absl::Notification failed;
+  absl::Status reason;
+  Loop::Options options = MakeOptions();
+  options.on_failure = [&](const absl::Status& status) {
+    reason = status;
+    failed.Notify();
+  };
+  auto loop = Loop::Start(std::move(options), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  store.Fail(absl::ResourceExhaustedError("the disk is full"));
+  ASSERT_TRUE((*loop)->Post(SubmitRun{.request = 1}));
+  ASSERT_TRUE(failed.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_EQ(reason.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(recorder.replies(), 0);
+  EXPECT_FALSE((*loop)->Post(Tick{})) << "the loop has stopped permanently";
+}
+
+TEST(LoopTest, StoreFailureAtStart) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  store.Fail(absl::ResourceExhaustedError("the disk is full"));
+  EXPECT_EQ(Loop::Start(MakeOptions(), &store, &recorder).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+TEST(LoopTest, LimitsAreReported) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  Loop::Options options = MakeOptions();
+  options.find_limit = [] { return "all 46 open files are in use"; };
+  auto loop = Loop::Start(std::move(options), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  absl::Notification answered;
+  std::string exhausted;
+  int events = 0;
+  const auto read = [&](const Machine& machine, absl::Time now) {
+    exhausted = machine.Status(now).coordinator().exhausted();
+    const v1::EventsReply reply = machine.Events({});
+    for (const v1::ClusterEvent& event : reply.events()) {
+      events += event.kind() == v1::EVENT_KIND_COORDINATOR_LIMIT && event.text() == exhausted;
+    }
+    answered.Notify();
+  };
+  ASSERT_TRUE((*loop)->RunQuery(read).ok());
+  ASSERT_TRUE(answered.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_EQ(exhausted, "all 46 open files are in use");
+  EXPECT_EQ(events, 1);
+}
+
+TEST(LoopTest, RestoresFromStore) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  {
+    auto loop = Loop::Start(MakeOptions(), &store, &recorder);
+    ASSERT_TRUE(loop.ok());
+    ASSERT_TRUE((*loop)->Post(SubmitRun{.request = 1}));
+  }
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  absl::Notification answered;
+  int runs = 0;
+  ASSERT_TRUE((*loop)
+                  ->RunQuery([&](const Machine& machine, absl::Time now) {
+                    runs = machine.Status(now).runs_size();
+                    answered.Notify();
+                  })
+                  .ok());
+  ASSERT_TRUE(answered.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(LoopTest, LeaseEndsWithoutEvents) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  Loop::Options options = MakeOptions();
+  options.machine.lease = absl::Milliseconds(100);
+  options.machine.heartbeat = absl::Milliseconds(25);
+  auto loop = Loop::Start(std::move(options), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  ASSERT_TRUE((*loop)->Post(StreamOpened{1}));
+  MessageReceived hello{.connection = 1};
+  *hello.message.mutable_hello() =
+      Parse<v1::Hello>("role: ROLE_WORKER name: 'w' incarnation: 'p' address: 'w:1'");
+  ASSERT_TRUE((*loop)->Post(hello));
+  const absl::Time limit = absl::Now() + absl::Seconds(20);
+  uint64_t lost = 0;
+  while (lost == 0 && absl::Now() < limit) {
+    absl::Notification answered;
+    ASSERT_TRUE((*loop)
+                    ->RunQuery([&](const Machine& machine, absl::Time now) {
+                      const v1::StatusReply status = machine.Status(now);
+                      auto it = status.counters().find("leases_lost");
+                      lost = it == status.counters().end() ? 0 : it->second;
+                      answered.Notify();
+                    })
+                    .ok());
+    answered.WaitForNotification();
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_EQ(lost, 1u);
+  EXPECT_GE(recorder.sent(), 1);
+}
+
+// A query of the test takes 5 ms, a half of what an iteration has for queries.
+TEST(LoopTest, QueriesDelayEventsForALimitedTime) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  std::atomic<int> queries = 0;
+  std::atomic<int> before_answer = 0;
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  absl::Notification begin;
+  ASSERT_TRUE(
+      (*loop)->RunQuery([&](const Machine&, absl::Time) { begin.WaitForNotification(); }).ok());
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_TRUE((*loop)
+                    ->RunQuery([&](const Machine&, absl::Time) {
+                      const absl::Time until = absl::Now() + absl::Milliseconds(5);
+                      while (absl::Now() < until) {
+                      }
+                      if (recorder.replies() == 0) ++before_answer;
+                      ++queries;
+                    })
+                    .ok());
+  }
+  ASSERT_TRUE((*loop)->Post(SubmitRun{.request = 1}));
+  begin.Notify();
+  while (queries < 200) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(recorder.replies(), 1);
+  EXPECT_LE(before_answer, 4);
+}
+
+TEST(LoopTest, ExcessQueriesAreRefusedWithADelay) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  absl::Notification running, end;
+  ASSERT_TRUE((*loop)
+                  ->RunQuery([&](const Machine&, absl::Time) {
+                    running.Notify();
+                    end.WaitForNotification();
+                  })
+                  .ok());
+  running.WaitForNotification();
+  std::atomic<int> queries = 0;
+  const Loop::Query query = [&](const Machine&, absl::Time) { ++queries; };
+  int accepted = 0;
+  absl::Status status;
+  while ((status = (*loop)->RunQuery(query)).ok()) ++accepted;
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(RetryAfter(status), absl::Milliseconds(250));
+  EXPECT_LE(accepted, 1000);
+  // Events have room.
+  EXPECT_TRUE((*loop)->Post(SubmitRun{.request = 1}));
+  end.Notify();
+  while (queries < accepted) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE((*loop)->RunQuery(query).ok());
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,88 @@
+#include "member/group_session.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace cadre {
+namespace {
+
+v1::CoordinatorMessage Request(uint64_t number) {
+  v1::CoordinatorMessage message;
+  message.mutable_trace_steps()->set_request(number);
+  message.mutable_trace_steps()->set_steps(3);
+  return message;
+}
+
+TEST(GroupSessionTest, NudgeConcernsOneRound) {
+  GroupSession session{v1::Assignment(), {}};
+  EXPECT_FALSE(session.nudged(3));
+  v1::CoordinatorMessage nudge;
+  nudge.mutable_nudge()->set_round(3);
+  session.Deliver(nudge);
+  EXPECT_TRUE(session.nudged(3));
+  EXPECT_FALSE(session.nudged(4));
+}
+
+class GroupSessionTraceTest : public ::testing::Test {
+ protected:
+  void Answer(uint64_t request) {
+    v1::Traced traced;
+    traced.set_request(request);
+    session_.Send(traced);
+  }
+
+  std::vector<uint64_t> answered_;
+  GroupSession session_{v1::Assignment(), {.send = [this](const TrainingReport& report) {
+                          answered_.push_back(std::get<v1::Traced>(report).request());
+                        }}};
+};
+
+TEST_F(GroupSessionTraceTest, RequestIsTakenOnce) {
+  EXPECT_FALSE(session_.TakeTraceRequest().has_value());
+  session_.Deliver(Request(7));
+  const auto taken = session_.TakeTraceRequest();
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_EQ(taken->request(), 7U);
+  EXPECT_EQ(taken->steps(), 3U);
+  EXPECT_FALSE(session_.TakeTraceRequest().has_value());
+  Answer(7);
+  EXPECT_EQ(answered_, std::vector<uint64_t>({7}));
+}
+
+TEST_F(GroupSessionTraceTest, RequestRepeatedWhileTracingIsIgnored) {
+  session_.Deliver(Request(7));
+  ASSERT_TRUE(session_.TakeTraceRequest().has_value());
+  session_.Deliver(Request(7));
+  EXPECT_FALSE(session_.TakeTraceRequest().has_value());
+  Answer(7);
+  // The answer was lost with the stream, so the request is repeated.
+  session_.Deliver(Request(7));
+  EXPECT_TRUE(session_.TakeTraceRequest().has_value());
+}
+
+TEST_F(GroupSessionTraceTest, NewerRequestReplacesPendingOne) {
+  session_.Deliver(Request(7));
+  session_.Deliver(Request(8));
+  EXPECT_EQ(session_.TakeTraceRequest()->request(), 8U);
+  // Request 9 is taken after 8 has been answered.
+  session_.Deliver(Request(9));
+  Answer(8);
+  EXPECT_EQ(session_.TakeTraceRequest()->request(), 9U);
+}
+
+TEST(GroupSession, RestageReachesTheHandler) {
+  GroupSession session{v1::Assignment(), {}};
+  v1::CoordinatorMessage restage;
+  restage.mutable_restage()->set_round(3);
+  session.Deliver(restage);  // dropped: there is no handler yet
+  std::vector<uint32_t> rounds;
+  session.HandleRestage([&](const v1::Restage& one) { rounds.push_back(one.round()); });
+  session.Deliver(restage);
+  session.HandleRestage(nullptr);
+  session.Deliver(restage);
+  EXPECT_EQ(rounds, std::vector<uint32_t>({3}));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,246 @@
+#include "member/state_vault.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/worker/train/checkpoint_testing.h"
+
+namespace cadre {
+namespace {
+
+constexpr int64_t kSize = 97;
+constexpr int kTensors = 2;
+
+// The states of one rank, and their memory.
+class RankStates {
+ public:
+  explicit RankStates(std::vector<Interval> ranges) : ranges_(std::move(ranges)) {
+    int64_t size = 0;
+    for (const Interval& range : ranges_) size += range.size();
+    memory_.assign(kTensors, std::vector<float>(size, -1.0F));
+    states.tensors.resize(kTensors);
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      int64_t at = 0;
+      for (const Interval& range : ranges_) {
+        states.tensors[tensor].push_back(
+            {range, std::span(memory_[tensor]).subspan(at, range.size())});
+        at += range.size();
+      }
+    }
+  }
+  RankStates(const Partition& partition, int rank)
+      : RankStates(IntervalsOf(partition, kSize, rank)) {}
+  RankStates(const RankStates&) = delete;
+
+  static float ValueAt(int64_t position, int tensor, int seed) {
+    return position + 0.125F * tensor + 1000.0F * seed;
+  }
+  void Fill(int seed) {
+    states.updates = 10 * seed;
+    ForEach([&](float& value, int64_t position, int tensor) {
+      value = ValueAt(position, tensor, seed);
+    });
+  }
+  // Positions for which `lost` is true are zero.
+  void ExpectFilled(
+      int seed, const std::function<bool(int64_t)>& lost = [](int64_t) { return false; }) {
+    EXPECT_EQ(states.updates, 10 * seed);
+    ForEach([&](float& value, int64_t position, int tensor) {
+      ASSERT_EQ(value, lost(position) ? 0 : ValueAt(position, tensor, seed)) << position;
+    });
+  }
+  void ExpectUntouched() {
+    ForEach([&](float& value, int64_t position, int) { ASSERT_EQ(value, -1.0F) << position; });
+  }
+
+  StateVault::States states;
+
+ private:
+  void ForEach(const std::function<void(float&, int64_t, int)>& use) {
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      for (const Owned& owned : states.tensors[tensor]) {
+        for (int64_t i = 0; i < owned.positions.size(); ++i) {
+          use(owned.values[i], owned.positions.begin + i, tensor);
+        }
+      }
+    }
+  }
+
+  const std::vector<Interval> ranges_;
+  std::vector<std::vector<float>> memory_;
+};
+
+v1::Assignment AssignmentIn(uint32_t generation, const std::string& lineage = "run-1.a") {
+  v1::Assignment assignment;
+  assignment.set_lineage(lineage);
+  assignment.mutable_place()->set_generation(generation);
+  return assignment;
+}
+
+// One vault per worker; worker i is rank i of a generation, unless a test states otherwise.
+class StateVaultTest : public ::testing::Test {
+ protected:
+  // The ranks of a generation contribute to `round` with the values of `seed`.
+  void Contribute(uint32_t generation, const Partition& partition, uint32_t round, int seed) {
+    for (int rank = 0; rank < partition.ranks; ++rank) {
+      vaults_[rank].Enter(AssignmentIn(generation));
+      RankStates mine(partition, rank);
+      mine.Fill(seed);
+      vaults_[rank].Keep(round, mine.states);
+    }
+  }
+  // The ranks of a generation, worker first + i for rank i, restore `version`.
+  void Restore(uint32_t generation, const Partition& partition, uint32_t version, int first,
+               const std::function<void(RankStates&, int64_t found)>& check) {
+    OnGroup(partition.ranks, [&](Communicator& group) {
+      StateVault& vault = vaults_[first + group.index()];
+      vault.Enter(AssignmentIn(generation));
+      RankStates mine(partition, group.index());
+      const absl::StatusOr<int64_t> found = vault.Restore(version, &mine.states, group);
+      ASSERT_TRUE(found.ok()) << found.status();
+      check(mine, *found);
+    });
+  }
+  void ExpectRestored(uint32_t generation, const Partition& partition, uint32_t version, int seed) {
+    Restore(generation, partition, version, 0, [&](RankStates& mine, int64_t found) {
+      EXPECT_EQ(found, kSize);
+      mine.ExpectFilled(seed);
+    });
+  }
+
+  std::vector<StateVault> vaults_{8};
+};
+
+TEST_F(StateVaultTest, StatesMoveToOtherOwners) {
+  const Partition partitions[] = {{1, 0}, {2, 0}, {2, 7}, {3, 0}, {4, 10}, {5, 40}};
+  for (const Partition& from : partitions) {
+    for (const Partition& to : partitions) {
+      vaults_ = std::vector<StateVault>(8);
+      Contribute(1, from, 4, 3);
+      if (to.ranks < from.ranks) continue;  // parts of ranks that are gone are lost
+      ExpectRestored(2, to, 4, 3);
+    }
+  }
+}
+
+TEST_F(StateVaultTest, BothVersionsOfTheLastContributionCanBeRestored) {
+  for (const uint32_t version : {4, 5}) {
+    vaults_ = std::vector<StateVault>(8);
+    Contribute(1, {2, 0}, 3, 3);
+    Contribute(1, {2, 0}, 4, 4);
+    Contribute(1, {2, 0}, 5, 5);
+    ExpectRestored(2, {3, 4}, version, version);
+  }
+}
+
+TEST_F(StateVaultTest, StatesOfLaterVersionsAreNotRestored) {
+  Contribute(1, {2, 0}, 4, 4);
+  Restore(2, {2, 0}, 3, 0, [](RankStates& mine, int64_t found) {
+    EXPECT_EQ(found, 0);
+    mine.ExpectUntouched();
+  });
+}
+
+// The other groups have committed versions 5 to 7 meanwhile.
+TEST_F(StateVaultTest, LateGroupKeepsItsStates) {
+  Contribute(1, {2, 0}, 4, 4);
+  ExpectRestored(2, {3, 0}, 7, 4);
+  ExpectRestored(3, {3, 8}, 7, 4);
+}
+
+// Worker 1 has trained longer, in a generation that has left worker 0 behind.
+TEST_F(StateVaultTest, OnlyTheNewestVersionThatAnyRankHoldsIsRestored) {
+  Contribute(1, {2, 0}, 4, 4);
+  vaults_[1].Enter(AssignmentIn(2));
+  RankStates mine({1, 0}, 0);
+  mine.Fill(6);
+  vaults_[1].Keep(6, mine.states);
+  ExpectRestored(3, {2, 0}, 7, 6);
+}
+
+TEST_F(StateVaultTest, StatesOfARefusedContributionBelongToTheAdoptedVersion) {
+  Contribute(1, {2, 0}, 4, 4);
+  for (StateVault& vault : vaults_) vault.Adopted(7);
+  ExpectRestored(2, {2, 5}, 7, 4);
+  // The first version of a generation does not belong to snapshots of the one before.
+  for (StateVault& vault : vaults_) vault.Adopted(8);
+  ExpectRestored(3, {2, 5}, 7, 4);
+}
+
+TEST_F(StateVaultTest, PartsOfALostRankAreZero) {
+  Contribute(1, {2, 0}, 4, 3);
+  Restore(2, {2, 9}, 4, /*first=*/1, [](RankStates& mine, int64_t found) {
+    EXPECT_EQ(found, kSize - PartBegin(kSize, 1, 2));
+    mine.ExpectFilled(3, [](int64_t position) { return position < PartBegin(kSize, 1, 2); });
+  });
+}
+
+TEST_F(StateVaultTest, RanksThatHeldNothingKeepWhatTheyReceive) {
+  Contribute(1, {1, 0}, 4, 3);
+  ExpectRestored(2, {2, 0}, 4, 3);
+  Restore(3, {1, 0}, 4, /*first=*/1, [](RankStates& mine, int64_t found) {
+    EXPECT_EQ(found, kSize - PartBegin(kSize, 1, 2));
+    mine.ExpectFilled(3, [](int64_t position) { return position < PartBegin(kSize, 1, 2); });
+  });
+}
+
+TEST_F(StateVaultTest, TheNewestGenerationIsPreferred) {
+  Contribute(1, {3, 0}, 4, 1);
+  Contribute(2, {2, 0}, 4, 2);
+  ExpectRestored(3, {3, 0}, 4, 2);
+}
+
+TEST_F(StateVaultTest, LaterSnapshotsAreDropped) {
+  Contribute(1, {1, 0}, 4, 4);
+  Contribute(1, {1, 0}, 5, 5);
+  ExpectRestored(2, {1, 0}, 4, 4);
+  ExpectRestored(3, {1, 0}, 5, 4);
+}
+
+TEST_F(StateVaultTest, AnotherRunFreesSnapshots) {
+  Contribute(1, {1, 0}, 4, 4);
+  vaults_[0].Enter(AssignmentIn(1, "run-2.a"));
+  Restore(2, {1, 0}, 4, 0, [](RankStates&, int64_t found) { EXPECT_EQ(found, 0); });
+}
+
+TEST_F(StateVaultTest, LeavingRanksHandOver) {
+  const Partition before{4, 6};
+  for (const std::vector<bool>& leaving :
+       {std::vector<bool>{false, false, true, true}, {false, true, true, true}}) {
+    vaults_ = std::vector<StateVault>(8);
+    Contribute(1, before, 4, 3);
+    OnGroup(before.ranks, [&](Communicator& group) {
+      const absl::Status status = vaults_[group.index()].HandOver(4, leaving, group);
+      EXPECT_TRUE(status.ok()) << status;
+    });
+    const int stay = std::count(leaving.begin(), leaving.end(), false);
+    ExpectRestored(2, {stay, 0}, 4, 3);
+  }
+}
+
+TEST_F(StateVaultTest, HandOverToARankThatHoldsNothing) {
+  Contribute(1, {1, 0}, 4, 3);
+  vaults_[1].Enter(AssignmentIn(1));
+  OnGroup(2, [&](Communicator& group) {
+    EXPECT_TRUE(vaults_[group.index()].HandOver(4, {true, false}, group).ok());
+  });
+  Restore(2, {1, 0}, 4, /*first=*/1, [](RankStates& mine, int64_t found) {
+    EXPECT_EQ(found, kSize);
+    mine.ExpectFilled(3);
+  });
+}
+
+TEST_F(StateVaultTest, NobodyIsLeftToHandOverTo) {
+  Contribute(1, {2, 0}, 4, 3);
+  OnGroup(2, [&](Communicator& group) {
+    EXPECT_TRUE(vaults_[group.index()].HandOver(4, {true, true}, group).ok());
+  });
+}
+
+}  // namespace
+}  // namespace cadre
