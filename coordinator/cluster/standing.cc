@@ -23,7 +23,7 @@ constexpr absl::Duration kMaxLeaseWait = absl::Seconds(30);
 constexpr absl::Duration kProbation = absl::Minutes(1);
 // Limits of what is kept.
 constexpr size_t kMaxRecords = 10'000;
-constexpr size_t kMaxReason = 500;
+constexpr size_t kMaxStoredReason = 500;
 
 bool MayBeOfHost(v1::FailureCause cause) {
   return cause == v1::FAILURE_CAUSE_DATA || cause == v1::FAILURE_CAUSE_DATA_DIFFERS ||
@@ -51,7 +51,7 @@ void AddFailure(v1::FailureCause cause, absl::string_view reason, absl::Time now
                 v1::FailureRecord& record) {
   record.set_failures(record.failures() + 1);
   record.set_cause(cause);
-  record.set_reason(std::string(reason.substr(0, kMaxReason)));
+  record.set_reason(std::string(reason.substr(0, kMaxStoredReason)));
   record.set_last_ms(absl::ToUnixMillis(now));
 }
 

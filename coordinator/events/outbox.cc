@@ -40,17 +40,17 @@ void Outbox::EraseBelow(const std::string& prefix) {
 
 void Outbox::SendTo(ConnectionId connection, v1::CoordinatorMessage message) {
   message.set_epoch(epoch_);
-  others_.push_back(Send{connection, std::move(message)});
+  others_.emplace_back(Send{connection, std::move(message)});
 }
 
 void Outbox::End(ConnectionId connection, absl::Status status) {
-  others_.push_back(Disconnect{connection, std::move(status)});
+  others_.emplace_back(Disconnect{connection, std::move(status)});
 }
 
 std::vector<Action> Outbox::Take() {
   std::vector<Action> actions(erasures_.begin(), erasures_.end());
   for (auto& [key, value] : records_) {
-    actions.push_back(Store::Op{Store::Op::Kind::kPut, key, std::move(value)});
+    actions.emplace_back(Store::Op{Store::Op::Kind::kPut, key, std::move(value)});
   }
   for (Action& action : others_) actions.push_back(std::move(action));
   erasures_.clear();
