@@ -23,7 +23,7 @@
 namespace cadre {
 namespace {
 
-v1::RunSpec Spec() {
+v1::RunSpec TrainedSpec() {
   return Parse<v1::RunSpec>(R"(
         name: "trainer"
         model {
@@ -98,7 +98,7 @@ TEST(Trainer, ReportsPlanTraceAndExposedTime) {
     control.trace_request = TraceOf(3);
   }
   controls[0].decisions = {DecisionTo(10), DecisionTo(0)};
-  const v1::Assignment assignment = AssignmentOf(Spec(), 2);
+  const v1::Assignment assignment = AssignmentOf(TrainedSpec(), 2);
   TrainPair(assignment, controls);
 
   const v1::Plan& plan = controls[0].prepared.plan();
@@ -130,13 +130,13 @@ TEST(Trainer, RankZeroReportsOneProfile) {
   RecordingControl controls[2];
   for (RecordingControl& control : controls) control.start = StartOf(14);
   controls[0].decisions = {DecisionTo(0)};
-  const v1::Assignment assignment = AssignmentOf(Spec(), 2);
+  const v1::Assignment assignment = AssignmentOf(TrainedSpec(), 2);
   TrainPair(assignment, controls);
   EXPECT_TRUE(controls[1].measured.empty());
   ASSERT_EQ(controls[0].measured.size(), 1U) << "once";
   const v1::Measured& measured = controls[0].measured[0];
   EXPECT_EQ(measured.place().generation(), 3U);
-  EXPECT_EQ(measured.layers().model(), ModelKey(Spec().model()));
+  EXPECT_EQ(measured.layers().model(), ModelKey(TrainedSpec().model()));
   EXPECT_GT(measured.layers().time_size(), 0);
   EXPECT_GT(measured.times().compute(), 0);
   EXPECT_GT(measured.times().collectives(), 0);
@@ -152,7 +152,7 @@ TEST(Trainer, TracedStepsAreNotProfiled) {
     control.decisions = {DecisionTo(0)};
     control.trace_request = TraceOf(4);
     control.steps_before_trace = 4;
-    Train(AssignmentOf(Spec()), control);
+    Train(AssignmentOf(TrainedSpec()), control);
     EXPECT_EQ(control.traced.size(), 1U);
     std::map<std::string, int> events = EventsByCategory(control.traced[0]);
     EXPECT_EQ(events["step"], 4);
@@ -168,7 +168,7 @@ TEST(Trainer, TraceEndsWithTheRun) {
   control.start = StartOf(4);
   control.decisions = {DecisionTo(0)};
   control.trace_request = TraceOf(50);
-  const TrainerOutcome outcome = Train(AssignmentOf(Spec()), control);
+  const TrainerOutcome outcome = Train(AssignmentOf(TrainedSpec()), control);
   EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
   ASSERT_EQ(control.traced.size(), 1U);
   EXPECT_EQ(EventsByCategory(control.traced[0])["step"], 4);
@@ -179,7 +179,7 @@ TEST(Trainer, TrainsContributesAndEvaluates) {
   control.start = StartOf(4);
   control.decisions = {DecisionTo(10), EndOfRun(20)};
   Counters counters;
-  const TrainerOutcome outcome = Train(AssignmentOf(Spec()), control, &counters);
+  const TrainerOutcome outcome = Train(AssignmentOf(TrainedSpec()), control, &counters);
   EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
   EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_UNSPECIFIED);
 
@@ -209,7 +209,7 @@ TEST(Trainer, TrainsSoloUpToTheLimit) {
   RecordingControl control;
   control.start = StartOf(4);
   control.connections = {false, false, false};
-  Train(AssignmentOf(Spec()), control);
+  Train(AssignmentOf(TrainedSpec()), control);
   ASSERT_EQ(control.contributed.size(), 1U);
   EXPECT_EQ(control.contributed[0].step(), 4U + 6U) << "six solo steps, then it waits";
   EXPECT_EQ(control.contributed[0].samples(), 80U) << "solo steps count";
@@ -222,7 +222,7 @@ TEST(Trainer, SoloTrainingEndsWithTheRun) {
   control.start = StartOf(4);
   control.start.set_total_steps(7);
   control.connections = {false, false, false};
-  Train(AssignmentOf(Spec()), control);
+  Train(AssignmentOf(TrainedSpec()), control);
   ASSERT_EQ(control.contributed.size(), 1U);
   EXPECT_EQ(control.contributed[0].step(), 7U) << "the coordinator refuses later steps";
 }
@@ -231,13 +231,13 @@ TEST(Trainer, SoloTrainingEndsAtTheBoundaryAfterReconnect) {
   RecordingControl control;
   control.start = StartOf(4);
   control.connections = {false, true};
-  Train(AssignmentOf(Spec()), control);
+  Train(AssignmentOf(TrainedSpec()), control);
   ASSERT_EQ(control.contributed.size(), 1U);
   EXPECT_EQ(control.contributed[0].step(), 8U);
 }
 
 TEST(Trainer, WaitsAtTheBoundaryWithoutSoloSteps) {
-  v1::RunSpec spec = Spec();
+  v1::RunSpec spec = TrainedSpec();
   spec.mutable_averaging()->set_max_solo_steps(0);
   RecordingControl control;
   control.start = StartOf(4);
@@ -249,13 +249,13 @@ TEST(Trainer, WaitsAtTheBoundaryWithoutSoloSteps) {
 
 TEST(Trainer, NamesDataAndPlanAsCause) {
   RecordingControl control;
-  v1::RunSpec missing = Spec();
+  v1::RunSpec missing = TrainedSpec();
   missing.mutable_data()->mutable_idx()->set_train_images("/no/such/file");
   TrainerOutcome outcome = Train(AssignmentOf(missing), control);
   EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_DATA);
   EXPECT_NE(outcome.status.message().find("/no/such/file"), absl::string_view::npos);
 
-  v1::Assignment other = AssignmentOf(Spec());
+  v1::Assignment other = AssignmentOf(TrainedSpec());
   other.mutable_plan()->mutable_layers(0)->set_layer("other");
   outcome = Train(other, control);
   EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_PLAN) << outcome.status;
@@ -264,7 +264,7 @@ TEST(Trainer, NamesDataAndPlanAsCause) {
 TEST(Trainer, NamesAggregatorAsCause) {
   RecordingControl control;  // knows no address
   control.start.set_version(1);
-  v1::Assignment assignment = AssignmentOf(Spec());
+  v1::Assignment assignment = AssignmentOf(TrainedSpec());
   assignment.add_shards();
   TrainerOptions options;
   options.exchange_silence = absl::Milliseconds(100);
@@ -287,7 +287,7 @@ uint64_t DigestAfter(v1::Assignment assignment, uint32_t step, Counters* counter
 }
 
 TEST(Trainer, DigestIsAFunctionOfTheSeed) {
-  v1::RunSpec spec = Spec();
+  v1::RunSpec spec = TrainedSpec();
   const uint64_t digest = DigestAfter(AssignmentOf(spec), 4);
   EXPECT_EQ(DigestAfter(AssignmentOf(spec), 4), digest);
   spec.set_seed(6);
@@ -296,7 +296,7 @@ TEST(Trainer, DigestIsAFunctionOfTheSeed) {
 
 TEST(Trainer, SavesCheckpointsPeriodicallyAndAtTheEnd) {
   const TemporaryFolder folder;
-  v1::RunSpec spec = WithCheckpoints(Spec(), folder.path());
+  v1::RunSpec spec = WithCheckpoints(TrainedSpec(), folder.path());
   spec.mutable_checkpoint()->set_keep(3);
   Counters counters;
   EXPECT_NE(DigestAfter(AssignmentOf(spec), 20, &counters), 0U);
@@ -319,7 +319,8 @@ TEST(Trainer, ReportsEachCheckpoint) {
     RecordingControl control;
     control.start = StartOf(20);
     control.decisions = {EndOfRun(20)};
-    Train(AssignmentOf(WithCheckpoints(Spec(), fails ? "/dev/null/checkpoints" : folder.path())),
+    Train(AssignmentOf(
+              WithCheckpoints(TrainedSpec(), fails ? "/dev/null/checkpoints" : folder.path())),
           control);
     std::vector<uint32_t> steps;
     for (const v1::Checkpointed& report : control.checkpointed) {
@@ -336,9 +337,10 @@ TEST(Trainer, ReportsEachCheckpoint) {
 // The group that trained the last version was lost before it had written the checkpoint.
 TEST(Trainer, GroupThatIsFormedAtTheEndWritesTheLastCheckpoint) {
   const TemporaryFolder folder;
-  DigestAfter(AssignmentOf(WithCheckpoints(Spec(), folder.path() + "/first")), 12);
-  const v1::Assignment assignment = AssignmentOf(ResumingFrom(
-      WithCheckpoints(Spec(), folder.path() + "/second"), folder.path() + "/first/step-12", 12));
+  DigestAfter(AssignmentOf(WithCheckpoints(TrainedSpec(), folder.path() + "/first")), 12);
+  const v1::Assignment assignment =
+      AssignmentOf(ResumingFrom(WithCheckpoints(TrainedSpec(), folder.path() + "/second"),
+                                folder.path() + "/first/step-12", 12));
   for (const bool saved : {false, true}) {
     RecordingControl control;
     control.start = StartOf(0);
@@ -358,7 +360,7 @@ TEST(Trainer, GroupThatIsFormedAtTheEndWritesTheLastCheckpoint) {
 
 TEST(Trainer, OnlyGroupZeroSavesCheckpoints) {
   const TemporaryFolder folder;
-  v1::Assignment assignment = AssignmentOf(WithCheckpoints(Spec(), folder.path()));
+  v1::Assignment assignment = AssignmentOf(WithCheckpoints(TrainedSpec(), folder.path()));
   assignment.mutable_place()->set_group(1);
   Counters counters;
   DigestAfter(assignment, 20, &counters);
@@ -367,11 +369,11 @@ TEST(Trainer, OnlyGroupZeroSavesCheckpoints) {
 
 TEST(Trainer, ResumesFromCheckpointBitForBit) {
   const TemporaryFolder folder;
-  const v1::RunSpec spec = WithCheckpoints(Spec(), folder.path() + "/first");
+  const v1::RunSpec spec = WithCheckpoints(TrainedSpec(), folder.path() + "/first");
   const uint64_t whole = DigestAfter(AssignmentOf(spec), 20);
   DigestAfter(AssignmentOf(spec), 12);
 
-  const v1::RunSpec rest = ResumingFrom(WithCheckpoints(Spec(), folder.path() + "/second"),
+  const v1::RunSpec rest = ResumingFrom(WithCheckpoints(TrainedSpec(), folder.path() + "/second"),
                                         folder.path() + "/first/step-12", 12);
   Counters counters;
   EXPECT_EQ(DigestAfter(AssignmentOf(rest), 20, &counters), whole);
@@ -380,8 +382,8 @@ TEST(Trainer, ResumesFromCheckpointBitForBit) {
 
 TEST(Trainer, ResumesDataPositionWithAnotherBatch) {
   const TemporaryFolder folder;
-  DigestAfter(AssignmentOf(WithCheckpoints(Spec(), folder.path() + "/first")), 12);
-  v1::RunSpec rest = ResumingFrom(WithCheckpoints(Spec(), folder.path() + "/second"),
+  DigestAfter(AssignmentOf(WithCheckpoints(TrainedSpec(), folder.path() + "/first")), 12);
+  v1::RunSpec rest = ResumingFrom(WithCheckpoints(TrainedSpec(), folder.path() + "/second"),
                                   folder.path() + "/first/step-12", 12);
   rest.set_batch_per_group(16);
   rest.mutable_checkpoint()->set_from_position(12 * 8);
@@ -394,7 +396,7 @@ TEST(Trainer, ResumesDataPositionWithAnotherBatch) {
 
 TEST(Trainer, KeepsUpToTheLargestNumberOfCheckpoints) {
   const TemporaryFolder folder;
-  v1::RunSpec spec = WithCheckpoints(Spec(), folder.path());
+  v1::RunSpec spec = WithCheckpoints(TrainedSpec(), folder.path());
   spec.mutable_checkpoint()->set_keep(4294967295);
   DigestAfter(AssignmentOf(spec), 20);
   EXPECT_EQ(ListCheckpoints(folder.path())->size(), 4U);
@@ -402,7 +404,7 @@ TEST(Trainer, KeepsUpToTheLargestNumberOfCheckpoints) {
 
 TEST(Trainer, RejectsFolderOfAnotherRunUnlessResumed) {
   const TemporaryFolder folder;
-  const v1::RunSpec spec = WithCheckpoints(Spec(), folder.path());
+  const v1::RunSpec spec = WithCheckpoints(TrainedSpec(), folder.path());
   DigestAfter(AssignmentOf(spec), 12);
   const auto outcome_of = [](const v1::RunSpec& run) {
     v1::Assignment assignment = AssignmentOf(run);
@@ -434,8 +436,8 @@ TEST(Trainer, RejectsFolderOfAnotherRunUnlessResumed) {
 
 TEST(Trainer, NamesCheckpointAsCause) {
   const TemporaryFolder folder;
-  DigestAfter(AssignmentOf(WithCheckpoints(Spec(), folder.path())), 6);
-  v1::RunSpec spec = Spec();
+  DigestAfter(AssignmentOf(WithCheckpoints(TrainedSpec(), folder.path())), 6);
+  v1::RunSpec spec = TrainedSpec();
   spec.mutable_checkpoint()->set_from(folder.path() + "/step-6");
   const auto outcome_at = [](v1::RunSpec run, uint32_t step) {
     run.mutable_checkpoint()->set_from_step(step);
@@ -465,16 +467,16 @@ TEST(Trainer, NamesCheckpointAsCause) {
 
 TEST(Trainer, TrainingContinuesIfCheckpointsCannotBeSaved) {
   Counters counters;
-  EXPECT_NE(
-      DigestAfter(AssignmentOf(WithCheckpoints(Spec(), "/dev/null/checkpoints")), 20, &counters),
-      0U);
+  EXPECT_NE(DigestAfter(AssignmentOf(WithCheckpoints(TrainedSpec(), "/dev/null/checkpoints")), 20,
+                        &counters),
+            0U);
   EXPECT_EQ(counters.Get("checkpoints_saved"), 0U);
   EXPECT_GE(counters.Get("checkpoints_failed"), 1U);
   EXPECT_EQ(counters.Get("steps"), 20U);
 }
 
 TEST(Trainer, NonFiniteLossNamesStepLayerAndRank) {
-  v1::RunSpec spec = Spec();
+  v1::RunSpec spec = TrainedSpec();
   spec.mutable_schedule()->set_base_rate(1e38F);
   RecordingControl control;
   control.start = StartOf(10);
@@ -487,7 +489,7 @@ TEST(Trainer, NonFiniteLossNamesStepLayerAndRank) {
 
 // Training normalizes the large inputs, but evaluation uses running statistics that hardly move.
 TEST(Trainer, NonFiniteTestLossNamesStepLayerAndRank) {
-  v1::RunSpec spec = Spec();
+  v1::RunSpec spec = TrainedSpec();
   *spec.mutable_model() = Parse<v1::Model>(R"(
     input { channels: 1 height: 4 width: 4 }
     layer { name: "norm" batch_norm { momentum: 1e-30 } }
@@ -512,7 +514,7 @@ TEST(Trainer, NonFiniteTestLossNamesStepLayerAndRank) {
 // The loss of the first step is finite, but its update is not, and must not be averaged.
 TEST(Trainer, OverflowingUpdateIsNeitherContributedNorSaved) {
   const TemporaryFolder folder;
-  v1::RunSpec spec = WithCheckpoints(Spec(), folder.path());
+  v1::RunSpec spec = WithCheckpoints(TrainedSpec(), folder.path());
   spec.mutable_checkpoint()->set_every_steps(1);
   spec.mutable_schedule()->set_base_rate(1e38F);
   spec.mutable_optimizer()->mutable_sgd()->set_weight_decay(1e30F);
@@ -531,7 +533,7 @@ TEST(Trainer, OverflowingUpdateIsNeitherContributedNorSaved) {
 TEST(Trainer, ReportsMemory) {
   RecordingControl control;
   control.start = StartOf(4);
-  Train(AssignmentOf(Spec()), control);
+  Train(AssignmentOf(TrainedSpec()), control);
   EXPECT_EQ(control.prepared.memory().weights(), 51U * sizeof(float));
   EXPECT_EQ(control.prepared.memory().gradients(), 51U * sizeof(float));
   EXPECT_EQ(control.prepared.memory().optimizer(), 51U * sizeof(float));
