@@ -68,14 +68,14 @@ RankProtocol::Actions RankProtocol::On(const Evaluated& evaluated) {
 }
 
 // A period consists of the steps between two boundaries. Those since the boundary of the version
-// that was just adopted have been trained already.
+// that was just adopted have been trained already. A group that has missed rounds may have trained
+// more of them than are left until the next boundary: it contributes them all.
 RankProtocol::Actions RankProtocol::BeginPeriod() {
   solo_steps_ = 0;
   if (next_step_ == 0) return {AwaitDecision{.run_ended = true}};
-  period_steps_ = std::min(trained_ahead_, next_step_ - std::min(step_, next_step_));
-  trained_ahead_ = 0;
+  period_steps_ = std::exchange(trained_ahead_, 0);
   if (!std::exchange(merges_, false)) return TrainOn(/*resumes=*/false);
-  step_ += period_steps_;
+  step_ += std::min(period_steps_, next_step_ - std::min(step_, next_step_));
   Actions actions = {Merge{.step = step_}};
   for (Action& action : TrainOn(/*resumes=*/true)) actions.push_back(std::move(action));
   return actions;
@@ -144,7 +144,8 @@ RankProtocol::Actions RankProtocol::StageNext(bool leaves) {
   leaves_ = leaves;
   fragment_ = decision_.fragment();
   boundary_ = step_;
-  adoption_ = step_ + std::min(overlap, last - std::min(step_, last));
+  // The version is that of the boundary, also if the group stops before it; no step follows the last.
+  adoption_ = step_ + std::min(overlap, last - std::min(std::max(step_, next_step_), last));
   contributed_steps_ = std::exchange(period_steps_, 0);
   return {Stage{.round = version_ + 1,
                 .base_version = version_,

@@ -294,6 +294,37 @@ TEST_F(RankProtocolTest, OverlapEndsWithTheRun) {
   EXPECT_FALSE(last.background);
 }
 
+// Others have gone on while this group trained ahead of the boundary: it adopts a version beyond the
+// next one.
+TEST_F(RankProtocolTest, StepsBeyondTheNextBoundaryCount) {
+  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(3);
+  Expect<P::Train>(StartTo(24, /*total=*/29));
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::Train>(P::Unfinished{});
+  Expect<P::AwaitStaged>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  Expect<P::Train>(P::Unfinished{});
+  Expect<P::AwaitDecision>(P::Trained{});
+  Expect<P::Pull>(P::Decided{Version(4, 28, 29)});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  EXPECT_EQ(Expect<P::Train>(P::Kept{}).until, 29U) << "without a step";
+  EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 16U) << "two steps, which the weights contain";
+  Expect<P::AwaitDecision>(P::Staged{});
+  EXPECT_EQ(Sent<v1::Contributed>().step(), 29U) << "not beyond the end";
+}
+
+// A group that stops before the boundary, because the others wait for it, trains ahead of theirs.
+TEST_F(RankProtocolTest, OverlapOfAnEarlyContributionEndsWithTheRun) {
+  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(3);
+  P::Started started = StartTo(24, /*total=*/25);
+  started.start.set_catch_up(true);
+  Expect<P::Train>(started);
+  Expect<P::AskNudge>(P::Trained{});
+  EXPECT_TRUE(Expect<P::Stage>(P::Nudged{.nudged = true}).background);
+  EXPECT_EQ(Expect<P::Train>(P::Unfinished{}).until, 22U);
+  EXPECT_TRUE(Expect<P::AwaitStaged>(P::Trained{}).wait) << "one step follows the version's 24";
+}
+
 // The whole version is adopted, and the group's values of other fragments are restored afterwards.
 TEST_F(RankProtocolTest, GroupKeepsTheOtherFragments) {
   assignment_.mutable_spec()->mutable_averaging()->mutable_fragments()->set_count(2);
