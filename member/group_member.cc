@@ -26,9 +26,6 @@
 namespace cadre {
 namespace {
 
-// Time limit for the ranks of a group to connect. After it the group fails, and the coordinator
-// forms a new one.
-constexpr absl::Duration kConnectTimeout = absl::Seconds(45);
 // Maximum time in which a live peer sends nothing, such as the exchange of a peer with a slow link.
 // The death of a peer is detected immediately, and the coordinator ends the generation of a peer
 // that makes no progress, both without this timeout.
@@ -59,7 +56,8 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Start(const Options& o
   return member;
 }
 
-GroupMember::GroupMember(const Options& options) : options_(options), incarnation_(NewIdentity()) {}
+GroupMember::GroupMember(const Options& options)
+    : options_(options), incarnation_(NewIdentity()), runtime_(options.credentials) {}
 
 // The membership client stops first, so that no message arrives for a session that is being
 // destroyed.
@@ -216,7 +214,8 @@ void GroupMember::Do(AssignmentMachine::Actions actions) {
   for (AssignmentMachine::Action& action : actions) {
     if (auto* begin = std::get_if<AssignmentMachine::Begin>(&action)) {
       LOG(INFO) << "assigned to " << RankSlotName(begin->assignment.place());
-      waiting_ = MakeSession(begin->assignment);
+      SessionOwner& owner = *this;
+      waiting_ = std::make_shared<GroupSession>(begin->assignment, owner, runtime_);
     } else if (auto* cancel = std::get_if<AssignmentMachine::Cancel>(&action)) {
       LOG(INFO) << "released: " << cancel->reason;
       if (current_ != nullptr) current_->Cancel(cancel->reason);
@@ -239,18 +238,9 @@ void GroupMember::Send(const v1::MemberMessage& message) {
   }
 }
 
-std::shared_ptr<GroupSession> GroupMember::MakeSession(const v1::Assignment& assignment) {
-  const auto send = [this](const TrainingReport& report) {
-    absl::MutexLock lock(&mutex_);
-    Do(machine_.Report(report));
-  };
-  return std::make_shared<GroupSession>(
-      assignment, GroupSession::Callbacks{.send = send,
-                                          .connected = [this] { return connected(); },
-                                          .may_leave =
-                                              [this] {
-                                                if (options_.ended) options_.ended();
-                                              }});
+void GroupMember::Report(const TrainingReport& report) {
+  absl::MutexLock lock(&mutex_);
+  Do(machine_.Report(report));
 }
 
 bool GroupMember::connected() const {
@@ -290,7 +280,7 @@ void GroupMember::Train(GroupSession& session) {
   options.residuals = &residuals_;
   options.progress = &progress_;
   options.exchange_silence = options_.exchange_silence;
-  options.credentials = options_.credentials;
+  options.runtime = &runtime_;
   options.connect =
       [&](const v1::Assignment& assignment) -> absl::StatusOr<std::unique_ptr<Transport>> {
     CADRE_ASSIGN_OR_RETURN(const SecretKey key, KeyOf(assignment));
@@ -317,7 +307,7 @@ void GroupMember::Train(GroupSession& session) {
     ended = ended && !stopping_;
     if (ended) end_ = result.end;
   }
-  Report(session, result.outcome);
+  ReportOutcome(session, result.outcome);
   if (ended && options_.ended != nullptr) options_.ended();
 }
 
@@ -327,7 +317,7 @@ absl::Status GroupMember::end() {
 }
 
 // A cancelled session needs no report, because the coordinator cancelled it.
-void GroupMember::Report(GroupSession& session, const TrainerOutcome& outcome) {
+void GroupMember::ReportOutcome(GroupSession& session, const TrainerOutcome& outcome) {
   const v1::RankSlot& rank_slot = session.assignment().place();
   absl::MutexLock lock(&mutex_);
   if (!session.cancellation().status().ok()) {

@@ -33,6 +33,7 @@
 #include "member/group_session.h"
 #include "member/member_loop.h"
 #include "member/state_vault.h"
+#include "member/thread_runtime.h"
 #include "member/trainer_progress.h"
 
 namespace cadre {
@@ -57,8 +58,12 @@ class GenerationTrainer {
   virtual void OnWaiting(const v1::Waiting& /*waiting*/) {}
 };
 
-class GroupMember {
+class GroupMember final : private SessionOwner {
  public:
+  // Time limit for the ranks of a group to connect. After it the group fails, and the coordinator
+  // forms a new one.
+  static constexpr absl::Duration kConnectTimeout = absl::Seconds(45);
+
   struct Options {
     // host:port of the coordinator.
     std::string coordinator;
@@ -123,10 +128,10 @@ class GroupMember {
   void Collect(Metrics& metrics) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sends Goodbye and cancels the current training.
-  ~GroupMember();
+  ~GroupMember() override;
 
   // Whether the coordinator can be reached.
-  bool connected() const ABSL_LOCKS_EXCLUDED(mutex_);
+  bool connected() const override ABSL_LOCKS_EXCLUDED(mutex_);
   // What the destructor reports to the coordinator.
   void set_stop_reason(std::string reason, bool finished = false) {
     stop_reason_ = std::move(reason);
@@ -153,13 +158,17 @@ class GroupMember {
   // the order of decisions.
   void Do(AssignmentMachine::Actions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Send(const v1::MemberMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<GroupSession> MakeSession(const v1::Assignment& assignment);
+  void Report(const TrainingReport& report) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnMayLeave() override {
+    if (options_.ended) options_.ended();
+  }
 
   // The runner thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   void Train(GroupSession& session) ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports how training has ended, unless the coordinator has cancelled it.
-  void Report(GroupSession& session, const TrainerOutcome& outcome) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReportOutcome(GroupSession& session, const TrainerOutcome& outcome)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasSessionOrStopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return waiting_ != nullptr || stopping_;
   }
@@ -170,6 +179,8 @@ class GroupMember {
   // As in Goodbye.
   bool finished_ = false;
   const SteadyClock steady_;
+  // Used by the sessions and the runner.
+  ThreadRuntime runtime_;
   // Used by the runner.
   StateVault states_;
   StateVault residuals_;

@@ -8,8 +8,11 @@
 
 namespace cadre {
 
-GroupSession::GroupSession(v1::Assignment assignment, Callbacks callbacks)
-    : assignment_(std::move(assignment)), callbacks_(std::move(callbacks)) {
+GroupSession::GroupSession(v1::Assignment assignment, SessionOwner& owner, Runtime& runtime)
+    : assignment_(std::move(assignment)),
+      owner_(owner),
+      clock_(runtime.clock()),
+      changed_(runtime.MakeCondition()) {
   for (const v1::ShardAddress& shard : assignment_.shards()) {
     shards_[shard.shard()] = shard.address();
   }
@@ -18,10 +21,8 @@ GroupSession::GroupSession(v1::Assignment assignment, Callbacks callbacks)
 void GroupSession::Deliver(const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
   if (message.has_start()) start_ = message.start();
-  if (message.has_decision()) {
-    decisions_.push_back(message.decision());
-    changed_.NotifyAll();
-  }
+  if (message.has_decision()) decisions_.push_back(message.decision());
+  if (message.has_start() || message.has_decision()) changed_->NotifyAll();
   if (message.has_nudge()) nudged_round_ = std::max(nudged_round_, message.nudge().round());
   // A request that is being traced is repeated after a reconnect; its trace will answer it.
   if (message.has_trace_steps() && message.trace_steps().request() != tracing_) {
@@ -45,31 +46,34 @@ void GroupSession::HandleRestage(std::function<void(const v1::Restage&)> handler
 
 void GroupSession::Drain(absl::Duration within) {
   absl::MutexLock lock(&mutex_);
-  leaves_at_ = std::min(leaves_at_.value_or(absl::InfiniteFuture()), steady_.Now() + within);
+  leaves_at_ = std::min(leaves_at_.value_or(absl::InfiniteFuture()), clock_.Now() + within);
 }
 
 void GroupSession::Cancel(const std::string& reason) {
   {
     absl::MutexLock lock(&mutex_);
     cancelled_ = true;
-    changed_.NotifyAll();
+    changed_->NotifyAll();
   }
   cancellation_.Cancel(absl::CancelledError(reason));
 }
 
 absl::StatusOr<v1::Start> GroupSession::PreparedAndStart(const v1::Prepared& prepared) {
-  callbacks_.send(prepared);
+  owner_.Report(prepared);
   absl::MutexLock lock(&mutex_);
   // The coordinator bounds this wait: it releases a group whose ranks are not prepared in time.
-  mutex_.Await(absl::Condition(this, &GroupSession::StartedOrCancelled));
+  changed_->WaitFor(mutex_, absl::InfiniteDuration(),
+                    [this]()
+                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return start_ || cancelled_; });
   if (cancelled_) return absl::CancelledError("the group was released");
   return *start_;
 }
 
 absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Duration patience) {
   absl::MutexLock lock(&mutex_);
-  changed_.WaitFor(mutex_, patience,
-                   [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return DecidedOrCancelled(); });
+  changed_->WaitFor(mutex_, patience, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !decisions_.empty() || cancelled_;
+  });
   if (cancelled_) return absl::CancelledError("the group was released");
   if (decisions_.empty()) return std::optional<v1::Decision>();
   std::optional<v1::Decision> decision = std::move(decisions_.front());
@@ -80,14 +84,15 @@ absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Du
 std::optional<absl::Duration> GroupSession::leaves_within() const {
   absl::MutexLock lock(&mutex_);
   if (!leaves_at_.has_value()) return std::nullopt;
-  return *leaves_at_ - steady_.Now();
+  return *leaves_at_ - clock_.Now();
 }
 
 absl::Status GroupSession::LeaveIfDraining() {
   if (!draining()) return absl::OkStatus();
-  callbacks_.may_leave();
+  owner_.OnMayLeave();
   absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&cancelled_));
+  changed_->WaitFor(mutex_, absl::InfiniteDuration(),
+                    [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return cancelled_; });
   return absl::CancelledError("the worker leaves its group");
 }
 
@@ -103,7 +108,7 @@ void GroupSession::Send(const TrainingReport& report) {
     absl::MutexLock lock(&mutex_);
     tracing_ = 0;
   }
-  callbacks_.send(report);
+  owner_.Report(report);
 }
 
 std::string GroupSession::ShardAddress(uint32_t shard) const {

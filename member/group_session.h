@@ -2,7 +2,7 @@
 // membership thread.
 //
 // The training thread calls the GroupControl methods; the membership thread delivers messages of
-// the coordinator. Reports of the trainer are passed to the callbacks, on the training thread.
+// the coordinator. Reports of the trainer go to the member, on the training thread.
 //
 // Thread-safe.
 #pragma once
@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -17,29 +18,34 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "base/steady_cond_var.h"
 #include "member/assignment.h"
 #include "member/cancellation.h"
 #include "member/group_control.h"
+#include "member/runtime.h"
 #include "proto/cadre/v1/membership.pb.h"
 
 namespace cadre {
 
+// The member to which a session belongs.
+class SessionOwner {
+ public:
+  virtual ~SessionOwner() = default;
+  // Sends a report of the trainer to the coordinator.
+  virtual void Report(const TrainingReport& report) = 0;
+  // Whether the coordinator is reachable.
+  virtual bool connected() const = 0;
+  // The session of a draining worker has reached its boundary.
+  virtual void OnMayLeave() {}
+};
+
 class GroupSession final : public GroupControl {
  public:
-  struct Callbacks {
-    // Sends a report of the trainer to the coordinator.
-    std::function<void(const TrainingReport&)> send;
-    // Whether the coordinator is reachable.
-    std::function<bool()> connected;
-    // The session of a draining worker has reached its boundary.
-    std::function<void()> may_leave;
-  };
-
-  GroupSession(v1::Assignment assignment, Callbacks callbacks);
+  // Borrows the owner and the runtime.
+  GroupSession(v1::Assignment assignment, SessionOwner& owner, Runtime& runtime);
 
   const v1::Assignment& assignment() const { return assignment_; }
   Cancellation& cancellation() { return cancellation_; }
+  const Cancellation& cancellation() const { return cancellation_; }
 
   // From the membership thread.
   void Deliver(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -57,26 +63,19 @@ class GroupSession final : public GroupControl {
   std::optional<absl::Duration> leaves_within() const override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status LeaveIfDraining() override;
   std::optional<v1::TraceSteps> TakeTraceRequest() override;
-  bool connected() const override { return callbacks_.connected(); }
+  bool connected() const override { return owner_.connected(); }
   std::string ShardAddress(uint32_t shard) const override;
   void HandleRestage(std::function<void(const v1::Restage&)> handler) override;
 
  private:
-  bool StartedOrCancelled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return start_.has_value() || cancelled_;
-  }
-  bool DecidedOrCancelled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !decisions_.empty() || cancelled_;
-  }
-
   const v1::Assignment assignment_;
-  const Callbacks callbacks_;
+  SessionOwner& owner_;
+  const Clock& clock_;
   Cancellation cancellation_;
-  const SteadyClock steady_;
 
   mutable absl::Mutex mutex_;
-  // Signaled when a decision arrives and when the session is cancelled.
-  SteadyCondVar changed_;
+  // Signaled when a start or a decision arrives and when the session is cancelled.
+  const std::unique_ptr<WaitCondition> changed_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   // When the worker ends, if it leaves.
   std::optional<absl::Time> leaves_at_ ABSL_GUARDED_BY(mutex_);

@@ -12,11 +12,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/counters.h"
-#include "base/rpc/credentials.h"
 #include "comm/transport/transport.h"
 #include "member/cancellation.h"
 #include "member/group_control.h"
 #include "member/state_vault.h"
+#include "member/thread_runtime.h"
 #include "member/trained_model.h"
 #include "member/trainer_progress.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -24,6 +24,8 @@
 namespace cadre {
 
 struct MemberLoopOptions {
+  // By default threads, and channels without TLS to the shards.
+  Runtime* runtime = &ThreadRuntime::Insecure();
   // Connects the ranks of the assignment's group.
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(const v1::Assignment&)> connect;
   // Optimizer states of the group's earlier generations. Null: they are lost when it is re-formed.
@@ -34,8 +36,6 @@ struct MemberLoopOptions {
   TrainerProgress* progress = nullptr;
   // An exchange with a shard ends after this time without progress.
   absl::Duration exchange_silence = absl::Seconds(90);
-  // Credentials for the channels to the shards.
-  Credentials credentials = Credentials::Insecure();
 };
 
 // How a generation ended for this rank. `status` is never OK: a finished run ends with the release

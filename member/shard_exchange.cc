@@ -6,7 +6,7 @@
 // number of shards, and a rank sends n / p elements in each direction for a model of n elements and
 // p ranks. No rank holds the whole model for this.
 //
-// Each shard has its own thread. The disks and the network bound the speed; without overlap no step
+// Each shard has its own task. The disks and the network bound the speed; without overlap no step
 // is computed meanwhile. The values of a call are copied into one buffer per shard and direction,
 // because owned intervals are scattered over buckets while the client sends contiguous chunks, and
 // because training changes the owned values meanwhile.
@@ -24,14 +24,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
-#include <cstring>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/clock.h"
 #include "base/secret_key.h"
 #include "base/status.h"
 #include "glog/logging.h"
@@ -65,12 +61,6 @@ void CopyTo(const std::vector<float>& values, const std::vector<Owned>& parts) {
   }
 }
 
-// The client sends words.
-void StoreWords(const std::string& frame, std::vector<float>* words) {
-  words->resize(frame.size() / sizeof(float));
-  std::memcpy(words->data(), frame.data(), frame.size());
-}
-
 // With all defaults filled in.
 std::optional<v1::Staleness> StalenessOf(const v1::Averaging& averaging) {
   if (!averaging.has_staleness()) return std::nullopt;
@@ -84,37 +74,40 @@ std::optional<v1::Staleness> StalenessOf(const v1::Averaging& averaging) {
 
 }  // namespace
 
-ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
-                             const ExchangeUnits* units, std::span<const Owned> owned,
+ShardExchange::ShardExchange(Runtime& runtime, const v1::Assignment& assignment,
+                             const ParameterIndex& index, std::span<const Owned> owned,
                              GroupControl& control, Cancellation& cancellation,
-                             TrainerProgress& progress, absl::Duration silence,
-                             Credentials credentials, ContributionCoder* coder)
+                             TrainerProgress& progress, const Options& options)
     : rank_slot_(assignment.place()),
       lineage_(assignment.lineage()),
       index_(index),
-      units_(units),
+      units_(options.units),
       up_(CodingOf(assignment.spec().averaging().up())),
       down_(CodingOf(assignment.spec().averaging().down())),
       overlap_(assignment.spec().averaging().overlap()),
       fragments_(FragmentsOf(assignment.spec().averaging())),
       staleness_(StalenessOf(assignment.spec().averaging())),
+      runtime_(runtime),
       control_(control),
-      coder_(coder) {
-  CHECK(coder == nullptr || CodesOnDevice(assignment.spec().averaging()));
+      coder_(options.coder) {
+  CHECK(coder_ == nullptr || CodesOnDevice(assignment.spec().averaging()));
   const uint32_t shards = assignment.shards_size();
   // The group could not have connected with a key of another size.
   const SecretKey key = ParseSecretKey(assignment.key()).value_or(SecretKey{});
   for (uint32_t id = 0; id < shards; ++id) {
     Shard shard{.id = id,
-                .positions = units != nullptr ? units->PartOf(id, shards)
-                                              : ShardSpan(index.size(), id, shards)};
+                .positions = units_ != nullptr ? units_->PartOf(id, shards)
+                                               : ShardSpan(index.size(), id, shards)};
     shard.parts = PartsIn(shard.positions, owned);
-    shard.client = std::make_unique<RoundsClient>(
-        [&control, id] { return control.ShardAddress(id); },
-        // Different seeds, so that ranks that failed together do not retry at the same times.
-        TransferOptions{.seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id,
-                        .silence = silence},
-        [&progress] { progress.Advance(); }, key, credentials, assignment.shards(id).name());
+    // Different seeds, so that ranks that failed together do not retry at the same times.
+    const uint64_t seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id;
+    shard.client = runtime.MakeShardClient({
+        .address = [&control, id] { return control.ShardAddress(id); },
+        .transfer = {.seed = seed, .silence = options.silence},
+        .on_progress = [&progress] { progress.Advance(); },
+        .key = key,
+        .aggregator = assignment.shards(id).name(),
+    });
     shards_.push_back(std::move(shard));
   }
   on_cancel_ = cancellation.OnCancel([this](const absl::Status&) {
@@ -129,26 +122,29 @@ ShardExchange::~ShardExchange() {
 }
 
 int64_t ShardExchange::ExpectedBytes() const {
-  int64_t buffers = 2;
-  if (up_ || staleness_) buffers += 2;
-  if (up_) ++buffers;
+  // The version, the staged values or what their frame leaves out, the change, what is carried.
+  int64_t buffers = up_ || staleness_ ? 4 : 2;
   if (overlap_.steps() > 0) ++buffers;
   if (overlap_.steps() > 0 || fragments_ > 1) ++buffers;
   int64_t elements = 0;
-  for (const Shard& shard : shards_) elements += ElementsOf(shard.parts);
-  return buffers * elements * static_cast<int64_t>(sizeof(float));
+  for (const Shard& shard : shards_) {
+    elements += buffers * ElementsOf(shard.parts);
+    if (up_) elements += MaxFrameWords(UnitsOf(shard.parts), CodecOf(*up_));
+  }
+  return elements * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t ShardExchange::AllocatedBytes() const {
-  size_t elements = 0;
+  size_t bytes = 0;
   for (const Shard& shard : shards_) {
     for (const std::vector<float>* const buffer :
          {&shard.staged, &shard.version, &shard.contributed, &shard.merged, &shard.carried,
           &shard.change, &shard.left_out}) {
-      elements += buffer->capacity();
+      bytes += buffer->capacity() * sizeof(float);
     }
+    if (up_) bytes += shard.frame.capacity();
   }
-  return static_cast<int64_t>(elements * sizeof(float));
+  return static_cast<int64_t>(bytes);
 }
 
 template <typename Message>
@@ -165,16 +161,16 @@ absl::Status ShardExchange::ForEachShard(
   std::vector<absl::Status> results(shards_.size());
   std::stop_source failed;
   std::atomic<size_t> first = shards_.size();
-  std::vector<std::thread> threads;
+  std::vector<std::unique_ptr<BackgroundTask>> tasks;
   for (size_t i = 0; i < shards_.size(); ++i) {
     shards_[i].traffic = Traffic();
-    threads.emplace_back([&, i] {
+    tasks.push_back(runtime_.Start([&, i] {
       results[i] = work(shards_[i], failed.get_token());
       size_t none = shards_.size();
       if (!results[i].ok() && first.compare_exchange_strong(none, i)) failed.request_stop();
-    });
+    }));
   }
-  for (std::thread& thread : threads) thread.join();
+  tasks.clear();
   for (const Shard& shard : shards_) *traffic += shard.traffic;
   for (const absl::Status& result : results) {
     if (RefusalOf(result) == v1::REFUSAL_CLOSED_ROUND) return result;
@@ -218,11 +214,12 @@ void ShardExchange::BeginStage(uint32_t round, uint64_t samples, uint32_t fragme
     shard.fragment = fragment;
     shard.exchanged = PartsOf(shard, fragment);
     if (coder_ != nullptr) {
-      shard.coded = EncodeContribution(shard);
+      shard.frame.clear();
+      shard.coded = coder_->Encode(shard.id, &shard.frame);
       continue;
     }
-    CopyFrom(shard.exchanged, &shard.staged);
-    if (overlap_.steps() > 0) shard.contributed = shard.staged;
+    CopyFrom(shard.exchanged, &ValuesOf(shard));
+    if (overlap_.steps() > 0) shard.contributed = ValuesOf(shard);
   }
   Begin([this, round, samples](Shard& shard, std::stop_token stop) -> absl::Status {
     CADRE_RETURN_IF_ERROR(coder_ != nullptr ? shard.coded : MakeContribution(shard));
@@ -230,7 +227,7 @@ void ShardExchange::BeginStage(uint32_t round, uint64_t samples, uint32_t fragme
     header.set_fragment(shard.fragment);
     if (up_) header.set_codec(up_->codec());
     if (!shard.exchanged.empty()) {
-      CADRE_RETURN_IF_ERROR(shard.client->Stage(header, shard.staged, &shard.traffic, stop));
+      CADRE_RETURN_IF_ERROR(shard.client->Stage(header, BytesOf(shard), &shard.traffic, stop));
     }
     absl::MutexLock lock(&mutex_);
     shard.held.EndStage(round);
@@ -244,7 +241,8 @@ void ShardExchange::BeginStageVersion(uint32_t version) {
   Begin([this, version](Shard& shard, std::stop_token stop) -> absl::Status {
     v1::ContributionHeader header = HeaderOf(shard.parts, version, /*samples=*/1);
     header.set_seed(true);
-    return shard.client->Stage(header, shard.staged, &shard.traffic, stop);
+    const auto values = std::as_bytes(std::span(shard.staged));
+    return shard.client->Stage(header, values, &shard.traffic, std::move(stop));
   });
 }
 
@@ -263,27 +261,21 @@ void ShardExchange::BeginPull(uint32_t version) {
 
 void ShardExchange::Begin(std::function<absl::Status(Shard&, std::stop_token)> work) {
   CHECK(!begun());
-  running_ = std::async(std::launch::async, [this, work = std::move(work)] {
-    const SteadyClock clock;
-    const absl::Time begin = clock.Now();
-    absl::Status status = ForEachShard(
+  running_ = runtime_.Start([this, work = std::move(work)] {
+    const absl::Time begin = runtime_.clock().Now();
+    result_ = ForEachShard(
         [&work](Shard& shard, std::stop_token stop) {
           return shard.parts.empty() ? absl::OkStatus() : work(shard, std::move(stop));
         },
         &traffic_);
-    duration_ = clock.Now() - begin;
-    return status;
+    duration_ = runtime_.clock().Now() - begin;
   });
 }
 
-bool ShardExchange::finished() const {
-  return running_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-}
-
 absl::Status ShardExchange::Finish(Traffic* traffic) {
-  absl::Status status = running_.get();
+  running_.reset();
   *traffic += std::exchange(traffic_, Traffic());
-  return status;
+  return result_;
 }
 
 std::vector<ExchangeUnit> ShardExchange::UnitsOf(const std::vector<Owned>& parts) const {
@@ -317,7 +309,7 @@ absl::Status ShardExchange::MakeContribution(Shard& shard) const {
   if ((!up_ && !staleness_) || shard.exchanged.empty()) return absl::OkStatus();
   CHECK_EQ(std::ssize(shard.version), ElementsOf(shard.parts));
   const bool carries = !shard.carried.empty();
-  shard.change = shard.staged;
+  if (!up_) shard.change = shard.staged;
   ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
     if (!trained) return;
     shard.change[i] = (shard.change[i] - shard.version[p]) + (carries ? shard.carried[p] : 0.0F);
@@ -326,21 +318,14 @@ absl::Status ShardExchange::MakeContribution(Shard& shard) const {
   shard.left_out.clear();
   if (!up_) return absl::OkStatus();
   const std::vector<ExchangeUnit> units = UnitsOf(shard.exchanged);
-  std::string frame;
   const Codec codec = CodecOf(*up_);
-  CADRE_RETURN_IF_ERROR(EncodeFrame(units, codec, shard.change, &frame));
-  StoreWords(frame, &shard.staged);
-  CADRE_RETURN_IF_ERROR(DecodeFrame(units, codec, frame, &shard.left_out));
+  shard.frame.clear();
+  shard.frame.reserve(MaxFrameWords(units, codec) * sizeof(float));
+  CADRE_RETURN_IF_ERROR(EncodeFrame(units, codec, shard.change, &shard.frame));
+  CADRE_RETURN_IF_ERROR(DecodeFrame(units, codec, shard.frame, &shard.left_out));
   ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t /*p*/, bool trained) {
     shard.left_out[i] = trained ? shard.change[i] - shard.left_out[i] : 0;
   });
-  return absl::OkStatus();
-}
-
-absl::Status ShardExchange::EncodeContribution(Shard& shard) const {
-  std::string frame;
-  CADRE_RETURN_IF_ERROR(coder_->Encode(shard.id, &frame));
-  StoreWords(frame, &shard.staged);
   return absl::OkStatus();
 }
 
@@ -388,10 +373,8 @@ absl::Status ShardExchange::AddFrame(Shard& shard, std::stop_token stop) const {
     return absl::DataLossError(absl::StrCat("the run has no fragment ", pulled.fragment));
   }
   const std::vector<Owned> parts = PartsOf(shard, pulled.fragment);
-  const std::string frame(reinterpret_cast<const char*>(pulled.elements.data()),
-                          pulled.elements.size() * sizeof(float));
   std::vector<float> change;
-  if (const absl::Status decoded = DecodeFrame(UnitsOf(parts), codec, frame, &change);
+  if (const absl::Status decoded = DecodeFrame(UnitsOf(parts), codec, pulled.bytes, &change);
       !decoded.ok()) {
     return absl::DataLossError(decoded.message());
   }
@@ -531,12 +514,10 @@ void ShardExchange::Merge() {
 
 void ShardExchange::OnRestage(const v1::Restage& restage) {
   absl::MutexLock lock(&restages_mutex_);
-  std::erase_if(restages_, [](const std::future<void>& thread) {
-    return thread.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-  });
+  std::erase_if(restages_, [](const auto& task) { return task->done(); });
   const std::tuple request(restage.shard(), restage.round(), restage.seed());
   if (!unanswered_.insert(request).second) return;  // repeated
-  restages_.push_back(std::async(std::launch::async, [this, restage, request] {
+  restages_.push_back(runtime_.Start([this, restage, request] {
     const absl::Status status = StageAgain(restage);
     LOG(INFO) << "staging " << (restage.seed() ? "version " : "round ") << restage.round()
               << " again at shard " << restage.shard() << ": " << status;
@@ -562,13 +543,14 @@ absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
   Shard& shard = shards_[restage.shard()];
   if (shard.parts.empty()) return absl::OkStatus();
   v1::ContributionHeader header;
-  std::vector<float> values;
+  std::vector<std::byte> bytes;
   {
     absl::MutexLock lock(&mutex_);
     const bool holds =
         restage.seed() ? shard.held.HasVersion(round) : shard.held.HasContribution(round);
     if (!holds) return absl::NotFoundError("the rank does not hold the values");
-    values = restage.seed() ? shard.version : shard.staged;
+    const auto held = restage.seed() ? std::as_bytes(std::span(shard.version)) : BytesOf(shard);
+    bytes.assign(held.begin(), held.end());
     if (!restage.seed()) header = shard.contribution;
     // The rank has no part of the fragment.
     if (!restage.seed() && shard.exchanged.empty()) return absl::OkStatus();
@@ -578,7 +560,7 @@ absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
     header.set_seed(true);
   }
   Traffic traffic;
-  return shard.client->Stage(header, values, &traffic);
+  return shard.client->Stage(header, bytes, &traffic, {});
 }
 
 }  // namespace cadre

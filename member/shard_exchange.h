@@ -1,5 +1,5 @@
 // A rank's exchange with the shards of the aggregators: stages (uploads durably) the values that
-// the rank owns, and pulls its part of a committed version, on threads of its own. The owned values
+// the rank owns, and pulls its part of a committed version, in background tasks. The owned values
 // are read only by BeginStage and Adopt, and written only by Adopt and Merge. At any time the rank
 // holds what it staged last or the version that it has adopted (member/held_values.h), and
 // stages it again at a shard that has lost its files when the coordinator requests it
@@ -17,13 +17,12 @@
 // weights are (member/contribution_coder.h); of the owned values only those of version 0 are
 // then read.
 //
-// Borrows `control`, `index`, the owned values, `cancellation`, `coder` and `progress`, which
-// advances with every chunk. Thread-compatible.
+// Borrows its arguments and the owned values; `progress` advances with every chunk.
+// Thread-compatible.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <memory>
 #include <optional>
 #include <set>
@@ -37,30 +36,34 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/rpc/credentials.h"
 #include "member/cancellation.h"
 #include "member/contribution_coder.h"
 #include "member/group_control.h"
 #include "member/held_values.h"
 #include "member/owned.h"
+#include "member/runtime.h"
 #include "member/trainer_progress.h"
 #include "model/exchange_units.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/membership.pb.h"
-#include "server/client/rounds_client.h"
+#include "server/client/shard_client.h"
 
 namespace cadre {
 
 class ShardExchange {
  public:
-  // `units`: null unless ranks exchange whole units; borrowed. `coder`: null unless contributions
-  // are coded elsewhere; its shards are those of the exchange. Requires with a coder:
-  // CodesOnDevice.
-  ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
-                const ExchangeUnits* units, std::span<const Owned> owned, GroupControl& control,
-                Cancellation& cancellation, TrainerProgress& progress, absl::Duration silence,
-                Credentials credentials = Credentials::Insecure(),
-                ContributionCoder* coder = nullptr);
+  struct Options {
+    // An exchange with a shard ends after this time without progress.
+    absl::Duration silence = absl::Seconds(90);
+    // Null unless ranks exchange whole units.
+    const ExchangeUnits* units = nullptr;
+    // Null unless contributions are coded elsewhere; its shards are those of the exchange.
+    // Requires: CodesOnDevice.
+    ContributionCoder* coder = nullptr;
+  };
+  ShardExchange(Runtime& runtime, const v1::Assignment& assignment, const ParameterIndex& index,
+                std::span<const Owned> owned, GroupControl& control, Cancellation& cancellation,
+                TrainerProgress& progress, const Options& options);
   ShardExchange(const ShardExchange&) = delete;
   ShardExchange& operator=(const ShardExchange&) = delete;
   ~ShardExchange();
@@ -89,8 +92,8 @@ class ShardExchange {
   void BeginPull(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
   // What was begun last, which must end before anything else begins. Finish waits for the end
   // and adds the traffic; afterwards, `duration` is how long it took.
-  bool begun() const { return running_.valid(); }
-  bool finished() const;
+  bool begun() const { return running_ != nullptr; }
+  bool finished() const { return running_->done(); }
   absl::Status Finish(Traffic* traffic);
   absl::Duration duration() const { return duration_; }
 
@@ -138,10 +141,11 @@ class ShardExchange {
     std::vector<Owned> exchanged;
     uint32_t round = 0;
     uint32_t fragment = 0;
-    std::unique_ptr<RoundsClient> client;
-    // What a contribution transfers: the exchanged values, or a frame of their changes. Read by
-    // other threads only while `held` has it.
+    std::unique_ptr<ShardClient> client;
+    // What a contribution transfers: the exchanged values or, if contributions are coded, a frame
+    // of their changes. Read by other threads only while `held` has it.
     std::vector<float> staged;
+    std::string frame;
     // The version that was pulled last, and its number. Read by other threads only while `held` has
     // it.
     std::vector<float> version;
@@ -181,11 +185,14 @@ class ShardExchange {
   // them, and p those of all parts; `trained` is false for running statistics.
   template <typename Use>
   void ForEachValue(const Shard& shard, const std::vector<Owned>& parts, const Use& use) const;
-  // Makes what is to be transferred of shard.staged, which are copies of the exchanged values.
-  // Errors: those of the codec.
+  // The buffer for copies of the exchanged values, of which MakeContribution makes the change and
+  // what is to be transferred. Errors: those of the codec.
+  std::vector<float>& ValuesOf(Shard& shard) const { return up_ ? shard.change : shard.staged; }
   absl::Status MakeContribution(Shard& shard) const;
-  // The same with the coder.
-  absl::Status EncodeContribution(Shard& shard) const;
+  // What a contribution transfers.
+  std::span<const std::byte> BytesOf(const Shard& shard) const {
+    return up_ ? std::as_bytes(std::span(shard.frame)) : std::as_bytes(std::span(shard.staged));
+  }
   // What is kept of the last contribution: a share of its change or, if the version includes it, of
   // what its frame leaves out.
   struct Kept {
@@ -220,6 +227,7 @@ class ShardExchange {
   const uint32_t fragments_;
   // Nothing: late changes are lost.
   const std::optional<v1::Staleness> staleness_;
+  Runtime& runtime_;
   GroupControl& control_;
   ContributionCoder* const coder_;
   std::vector<Shard> shards_;
@@ -230,12 +238,13 @@ class ShardExchange {
   absl::Mutex restages_mutex_;
   // Shard, round and seed of the requests that have no answer yet.
   std::set<std::tuple<uint32_t, uint32_t, bool>> unanswered_ ABSL_GUARDED_BY(restages_mutex_);
-  // Their threads, and threads that have answered. The destructor of a future waits.
-  std::vector<std::future<void>> restages_ ABSL_GUARDED_BY(restages_mutex_);
-  // What was begun last, its traffic, and how long it took.
+  // Their tasks, and tasks that have answered.
+  std::vector<std::unique_ptr<BackgroundTask>> restages_ ABSL_GUARDED_BY(restages_mutex_);
+  // The result of what was begun last, its traffic, and how long it took.
+  absl::Status result_;
   Traffic traffic_;
   absl::Duration duration_;
-  std::future<absl::Status> running_;
+  std::unique_ptr<BackgroundTask> running_;
 };
 
 }  // namespace cadre

@@ -39,18 +39,12 @@ class NativeTrainer final : public GenerationTrainer {
   }
 
   Result Train(GroupSession& session, const MemberLoopOptions& loop, Counters& counters) override {
-    TrainerOptions options;
-    options.connect = loop.connect;
+    TrainerOptions options{loop};
     options.connect_data = compute_->connect_data();
     options.links = &links_;
-    options.states = loop.states;
-    options.residuals = loop.residuals;
-    options.progress = loop.progress;
     options.loader_threads = options_.loader_threads;
-    options.exchange_silence = loop.exchange_silence;
     options.data_files = options_.data_files;
     options.checkpoint_files = options_.checkpoint_files;
-    options.credentials = loop.credentials;
     Result result;
     result.outcome = TrainAsMember(session.assignment(), compute_->kernels(), session,
                                    session.cancellation(), counters, options);

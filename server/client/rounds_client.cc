@@ -63,9 +63,12 @@ absl::Status CheckSize(const Ranges& ranges, size_t values) {
                                                  " elements, but there are ", values, " values"));
 }
 
-void FillChunk(uint32_t index, std::span<const float> values, v1::Chunk* chunk) {
+// Ranges, chunks and frames count elements of this size.
+constexpr size_t kElement = sizeof(float);
+
+void FillChunk(uint32_t index, std::span<const std::byte> bytes, v1::Chunk* chunk) {
   chunk->set_index(index);
-  chunk->mutable_data()->assign(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+  chunk->mutable_data()->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   chunk->set_crc32c(Crc32c(chunk->data()));
 }
 
@@ -94,7 +97,7 @@ Transfer::Action BreakOff(grpc::ClientContext& context, auto& stream, Transfer::
 }
 
 Transfer::Action StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
-                           const v1::ContributionHeader& header, std::span<const float> values,
+                           const v1::ContributionHeader& header, std::span<const std::byte> bytes,
                            const EventHandler& handle, Traffic* traffic) {
   const std::unique_ptr<StageStream> stream = stub.Stage(&context);
   const auto ended = [&](std::optional<uint64_t> staged = {}) {
@@ -106,7 +109,8 @@ Transfer::Action StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
   if (!Send(*stream, request, traffic) || !Receive(*stream, &reply, traffic)) return ended();
   Transfer::Action action = handle(Transfer::Opened{reply.resume().next_chunk()});
   while (const auto* send = std::get_if<Transfer::Send>(&action)) {
-    FillChunk(send->index, values.subspan(send->begin, send->end - send->begin),
+    FillChunk(send->index,
+              bytes.subspan(kElement * send->begin, kElement * (send->end - send->begin)),
               request.mutable_chunk());
     if (!Send(*stream, request, traffic)) return ended();
     action = handle(Transfer::Sent{});
@@ -119,25 +123,25 @@ Transfer::Action StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
 }
 
 // Copies one chunk to the front of `rest`.
-absl::Status CopyChunk(const v1::Chunk& chunk, std::span<float> rest) {
+absl::Status CopyChunk(const v1::Chunk& chunk, std::span<std::byte> rest) {
   const std::string& data = chunk.data();
   if (Crc32c(data) != chunk.crc32c()) {
     return absl::DataLossError(absl::StrCat("chunk ", chunk.index(), " was damaged in transit"));
   }
-  if (data.size() % sizeof(float) != 0 || data.size() > rest.size_bytes()) {
+  if (data.size() % kElement != 0 || data.size() > rest.size()) {
     return absl::InternalError(absl::StrCat("chunk ", chunk.index(), " has a wrong size"));
   }
   std::memcpy(rest.data(), data.data(), data.size());
   return absl::OkStatus();
 }
 
-// Receives the first reply for a frame, and returns the elements that are still missing.
-using OnFrame = std::function<absl::StatusOr<std::span<float>>(const v1::PullReply& first)>;
+// Receives the first reply for a frame, and returns the bytes that are still missing.
+using OnFrame = std::function<absl::StatusOr<std::span<std::byte>>(const v1::PullReply& first)>;
 
-// `rest` are the elements that are still missing; those of a frame are unknown before its size is.
+// `rest` are the bytes that are still missing; those of a frame are unknown before its size is.
 Transfer::Action PullOnce(grpc::ClientContext& context,
                           std::unique_ptr<grpc::ClientReader<v1::PullReply>> stream,
-                          std::span<float> rest, const EventHandler& handle, Traffic* traffic,
+                          std::span<std::byte> rest, const EventHandler& handle, Traffic* traffic,
                           OnFrame on_frame = nullptr) {
   v1::PullReply reply;
   Transfer::Action action = handle(Transfer::Opened{});
@@ -147,7 +151,7 @@ Transfer::Action PullOnce(grpc::ClientContext& context,
     traffic->message_received += reply.ByteSizeLong();
     traffic->payload_received += bytes;
     if (on_frame) {
-      const absl::StatusOr<std::span<float>> missing = std::exchange(on_frame, nullptr)(reply);
+      const absl::StatusOr<std::span<std::byte>> missing = std::exchange(on_frame, nullptr)(reply);
       if (!missing.ok()) {
         return BreakOff(context, *stream, handle(Transfer::Ended{missing.status()}));
       }
@@ -156,21 +160,13 @@ Transfer::Action PullOnce(grpc::ClientContext& context,
     }
     const absl::Status copied = CopyChunk(reply.chunk(), rest);
     if (!copied.ok()) return BreakOff(context, *stream, handle(Transfer::Ended{copied}));
-    rest = rest.subspan(bytes / sizeof(float));
-    action = handle(Transfer::Received{bytes / sizeof(float)});
+    rest = rest.subspan(bytes);
+    action = handle(Transfer::Received{bytes / kElement});
   }
   return BreakOff(context, *stream, std::move(action));
 }
 
 }  // namespace
-
-Traffic& Traffic::operator+=(const Traffic& other) {
-  payload_sent += other.payload_sent;
-  payload_received += other.payload_received;
-  message_sent += other.message_sent;
-  message_received += other.message_received;
-  return *this;
-}
 
 RoundsClient::RoundsClient(AddressSource address, TransferOptions options,
                            std::function<void()> on_progress, const SecretKey& key,
@@ -183,23 +179,24 @@ RoundsClient::RoundsClient(AddressSource address, TransferOptions options,
       key_(key) {}
 
 absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
-                                 std::span<const float> values, Traffic* traffic,
+                                 std::span<const std::byte> bytes, Traffic* traffic,
                                  std::stop_token stop) {
+  const size_t elements = bytes.size() / kElement;
   v1::ContributionHeader filled = header;
   filled.set_protocol(kProtocol);
   if (header.codec() == v1::CODEC_UNSPECIFIED || header.codec() == v1::CODEC_FP32) {
-    CADRE_RETURN_IF_ERROR(CheckSize(header.ranges(), values.size()));
+    CADRE_RETURN_IF_ERROR(CheckSize(header.ranges(), elements));
     filled.set_codec(v1::CODEC_FP32);
   } else {
-    filled.set_frame_elements(values.size());
+    filled.set_frame_elements(elements);
   }
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
-  Call call{Transfer(Transfer::Direction::kStage, values.size(), filled.chunk_elements(), options_,
+  Call call{Transfer(Transfer::Direction::kStage, elements, filled.chunk_elements(), options_,
                      clock_.Now())};
   return Run(call, std::move(stop),
              [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
                Sign(key_, NewIdentity(), filled);
-               return StageOnce(stub, context, filled, values, handle, traffic);
+               return StageOnce(stub, context, filled, bytes, handle, traffic);
              });
 }
 
@@ -231,7 +228,7 @@ absl::Status RoundsClient::PullValues(const v1::PullRequest& request, std::span<
                return PullOnce(context,
                                caller == Caller::kRank ? stub.Pull(&context, filled)
                                                        : stub.Read(&context, filled),
-                               out.subspan(done), handle, traffic);
+                               std::as_writable_bytes(out.subspan(done)), handle, traffic);
              });
 }
 
@@ -243,15 +240,15 @@ absl::Status RoundsClient::PullFrame(const v1::PullRequest& request, uint64_t ma
   *frame = PulledFrame();
   Call call{Transfer(Transfer::Direction::kPull, max_elements, filled.chunk_elements(), options_,
                      clock_.Now())};
-  const auto on_frame = [&](const v1::PullReply& first) -> absl::StatusOr<std::span<float>> {
-    const uint64_t done = call.transfer.done();
+  const auto on_frame = [&](const v1::PullReply& first) -> absl::StatusOr<std::span<std::byte>> {
+    const uint64_t done = kElement * call.transfer.done();
     const uint64_t elements = first.frame_elements();
-    if (elements > max_elements || (done > 0 && elements != frame->elements.size())) {
+    if (elements > max_elements || (done > 0 && kElement * elements != frame->bytes.size())) {
       return absl::InternalError(absl::StrCat("the frame has ", elements, " elements"));
     }
-    frame->elements.resize(elements);
+    frame->bytes.resize(kElement * elements);
     frame->fragment = first.fragment();
-    return std::span(frame->elements).subspan(done);
+    return std::as_writable_bytes(std::span(frame->bytes)).subspan(done);
   };
   return Run(call, std::move(stop),
              [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {

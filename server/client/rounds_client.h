@@ -4,7 +4,7 @@
 // resume the transfer.
 //
 //   RoundsClient shard([&] { return addresses.Of(run, 3); }, {.seed = rank});
-//   CADRE_RETURN_IF_ERROR(shard.Stage(header, values, &traffic));
+//   CADRE_RETURN_IF_ERROR(shard.Stage(header, std::as_bytes(values), &traffic));
 //   CADRE_RETURN_IF_ERROR(shard.Pull(request, out, &traffic));
 //
 // Attempts, retries and limits are those of server/client/shard_transfer.
@@ -24,13 +24,14 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <stop_token>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -40,29 +41,12 @@
 #include "base/secret_key.h"
 #include "base/steady_cond_var.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
+#include "server/client/shard_client.h"
 #include "server/client/shard_transfer.h"
 
 namespace cadre {
 
-// Bytes transferred by all attempts, including failed ones.
-struct Traffic {
-  // Bytes of values.
-  uint64_t payload_sent = 0;
-  uint64_t payload_received = 0;
-  // Bytes of whole messages, including values (without the framing of gRPC and lower layers).
-  uint64_t message_sent = 0;
-  uint64_t message_received = 0;
-
-  Traffic& operator+=(const Traffic& other);
-};
-
-// A frame (server/client/frame.h) and the fragment to which its units belong (v1::Start).
-struct PulledFrame {
-  std::vector<float> elements;
-  uint32_t fragment = 0;
-};
-
-class RoundsClient {
+class RoundsClient final : public ShardClient {
  public:
   // Returns the shard's current host:port; called before every attempt. Empty: not known yet.
   using AddressSource = std::function<std::string()>;
@@ -77,29 +61,26 @@ class RoundsClient {
   RoundsClient(const RoundsClient&) = delete;
   RoundsClient& operator=(const RoundsClient&) = delete;
 
-  // Stages `values`, which are in the order of header.ranges, or a frame of them if the header has
-  // a codec. Returns OK once they are durable at the shard. A contribution may be staged again with
-  // the same values. The client fills in the header's protocol, codec, frame_elements and proof
-  // and, if it is 0, chunk_elements. A request to stop ends this call alone, with Cancelled.
+  absl::Status Stage(const v1::ContributionHeader& header, std::span<const std::byte> bytes,
+                     Traffic* traffic, std::stop_token stop = {}) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Values in fp32.
   absl::Status Stage(const v1::ContributionHeader& header, std::span<const float> values,
-                     Traffic* traffic, std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // Reads request.ranges, in their order, into `out`. After an error `out` is unspecified. The
-  // client fills in the request's protocol and proof and, if it is 0, chunk_elements.
+                     Traffic* traffic, std::stop_token stop = {}) {
+    return Stage(header, std::as_bytes(values), traffic, std::move(stop));
+  }
   absl::Status Pull(const v1::PullRequest& request, std::span<float> out, Traffic* traffic,
-                    std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
+                    std::stop_token stop = {}) override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The same for a user, who has the certificate of an operator instead of a generation's key.
+  // As Pull for a user, who has the certificate of an operator instead of a generation's key.
   absl::Status Read(const v1::PullRequest& request, std::span<float> out, Traffic* traffic)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Reads the frame of request.version for what it has of request.ranges, at most `max_elements`.
-  // FailedPrecondition if there is none.
   absl::Status PullFrame(const v1::PullRequest& request, uint64_t max_elements, PulledFrame* frame,
-                         Traffic* traffic, std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
+                         Traffic* traffic, std::stop_token stop = {}) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Ends all current and later calls with Cancelled. Does not wait for them.
-  void Cancel() { cancel_.request_stop(); }
+  void Cancel() override { cancel_.request_stop(); }
 
  private:
   // A call in progress.

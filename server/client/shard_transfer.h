@@ -7,7 +7,7 @@
 //
 // Its driver carries out each action and passes the event that results, until End. An attempt that
 // lasts until silent_at() must be broken off by the driver. The drivers are RoundsClient (gRPC) and
-// tests/simulation/simulated_exchange (virtual time).
+// tests/simulation/simulated_client (virtual time).
 //
 // Thread-compatible.
 #pragma once

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "member/thread_runtime.h"
+
 namespace cadre {
 namespace {
 
@@ -14,8 +16,19 @@ v1::CoordinatorMessage Request(uint64_t number) {
   return message;
 }
 
+class RecordingOwner final : public SessionOwner {
+ public:
+  void Report(const TrainingReport& report) override {
+    answered.push_back(std::get<v1::Traced>(report).request());
+  }
+  bool connected() const override { return true; }
+
+  std::vector<uint64_t> answered;
+};
+
 TEST(GroupSessionTest, NudgeConcernsOneRound) {
-  GroupSession session{v1::Assignment(), {}};
+  RecordingOwner owner;
+  GroupSession session(v1::Assignment(), owner, ThreadRuntime::Insecure());
   EXPECT_FALSE(session.nudged(3));
   v1::CoordinatorMessage nudge;
   nudge.mutable_nudge()->set_round(3);
@@ -32,10 +45,8 @@ class GroupSessionTraceTest : public ::testing::Test {
     session_.Send(traced);
   }
 
-  std::vector<uint64_t> answered_;
-  GroupSession session_{v1::Assignment(), {.send = [this](const TrainingReport& report) {
-                          answered_.push_back(std::get<v1::Traced>(report).request());
-                        }}};
+  RecordingOwner owner_;
+  GroupSession session_{v1::Assignment(), owner_, ThreadRuntime::Insecure()};
 };
 
 TEST_F(GroupSessionTraceTest, RequestIsTakenOnce) {
@@ -47,7 +58,7 @@ TEST_F(GroupSessionTraceTest, RequestIsTakenOnce) {
   EXPECT_EQ(taken->steps(), 3U);
   EXPECT_FALSE(session_.TakeTraceRequest().has_value());
   Answer(7);
-  EXPECT_EQ(answered_, std::vector<uint64_t>({7}));
+  EXPECT_EQ(owner_.answered, std::vector<uint64_t>({7}));
 }
 
 TEST_F(GroupSessionTraceTest, RequestRepeatedWhileTracingIsIgnored) {
@@ -72,7 +83,8 @@ TEST_F(GroupSessionTraceTest, NewerRequestReplacesPendingOne) {
 }
 
 TEST(GroupSession, RestageReachesTheHandler) {
-  GroupSession session{v1::Assignment(), {}};
+  RecordingOwner owner;
+  GroupSession session(v1::Assignment(), owner, ThreadRuntime::Insecure());
   v1::CoordinatorMessage restage;
   restage.mutable_restage()->set_round(3);
   session.Deliver(restage);  // dropped: there is no handler yet

@@ -1,5 +1,6 @@
 // Failures of one shard. tests/equivalence and tests/cluster exchange values with real aggregators.
 #include "member/shard_exchange.h"
+#include "member/thread_runtime.h"
 
 #include <gtest/gtest.h>
 
@@ -9,6 +10,7 @@
 
 #include "absl/time/clock.h"
 #include "base/rpc/daemon.h"
+#include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/client/refusal.h"
 #include "tests/base/expect.h"
 #include "tests/member/recording_control.h"
@@ -51,8 +53,8 @@ TEST(ShardExchange, RefusalEndsTheCallsToOtherShards) {
   TrainerProgress progress;
   std::vector<float> values(index->size());
   const std::vector<Owned> owned = {{{0, index->size()}, values}};
-  ShardExchange exchange(assignment, *index, nullptr, owned, control, cancellation, progress,
-                         absl::Minutes(2));
+  ShardExchange exchange(ThreadRuntime::Insecure(), assignment, *index, owned, control,
+                         cancellation, progress, {});
   const absl::Time start = absl::Now();
   // The second exchange shows that only calls in progress were cancelled.
   for (uint32_t round = 1; round <= 2; ++round) {

@@ -1,6 +1,7 @@
 // Tests of a rank's exchange with two shards, each with a real gRPC server, and of restoring a
 // shard from what the ranks hold.
 #include "member/shard_exchange.h"
+#include "member/thread_runtime.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -143,8 +144,8 @@ struct Rank {
     assignment.mutable_place()->set_rank(number);
     assignment.set_lineage(run.lineage);
     for (uint32_t shard = 0; shard < run.shards; ++shard) assignment.add_shards();
-    exchange.emplace(assignment, index, nullptr, owned, control, cancellation, progress,
-                     absl::Minutes(2));
+    exchange.emplace(ThreadRuntime::Insecure(), assignment, index, owned, control, cancellation,
+                     progress, ShardExchange::Options{});
   }
 
   absl::Status Stage(uint32_t round) {

@@ -67,8 +67,8 @@ class NativeModel final : public TrainedModel {
     protocol_ = &protocol;
     if (options_.connect_data != nullptr) {
       if (transport.size() > 1) {
-        CADRE_RETURN_IF_ERROR(BlameReplica(
-            failure, WarmUp(spec_, assignment_.plan(), kernels_, transport.rank())));
+        CADRE_RETURN_IF_ERROR(
+            BlameReplica(failure, WarmUp(spec_, assignment_.plan(), kernels_, transport.rank())));
         progress_.Advance();
       }
       CADRE_ASSIGN_OR_RETURN(data_transport_, options_.connect_data(transport));
@@ -316,8 +316,7 @@ class NativeModel final : public TrainedModel {
     // The waits of a device cannot be observed.
     const double seconds = absl::ToDoubleSeconds(steady_.Now() - begin);
     step_seconds_ = step_seconds_ == 0 ? seconds : (3 * step_seconds_ + seconds) / 4;
-    progress_.AddStep(seconds,
-                      replica_->on_device() ? 0 : Exposed() - exposed);
+    progress_.AddStep(seconds, replica_->on_device() ? 0 : Exposed() - exposed);
     progress_.SetFallbacks(replica_->Fallbacks());
     counters_.Add("steps");
     counters_.Add("samples", replica_->InputRows(batch()).size());
@@ -403,13 +402,7 @@ TrainerOutcome TrainAsMember(const v1::Assignment& assignment, Backend& kernels,
                              GroupControl& control, Cancellation& cancellation, Counters& counters,
                              const TrainerOptions& options) {
   NativeModel model(assignment, kernels, control, counters, options);
-  return RunMemberLoop(assignment, model, control, cancellation, counters,
-                       {.connect = options.connect,
-                        .states = options.states,
-                        .residuals = options.residuals,
-                        .progress = options.progress,
-                        .exchange_silence = options.exchange_silence,
-                        .credentials = options.credentials});
+  return RunMemberLoop(assignment, model, control, cancellation, counters, options);
 }
 
 }  // namespace cadre

@@ -27,29 +27,18 @@
 
 namespace cadre {
 
-struct TrainerOptions {
-  // Connects the ranks of the assignment's group.
-  std::function<absl::StatusOr<std::unique_ptr<Transport>>(const v1::Assignment&)> connect;
+// Those of the loop, and:
+struct TrainerOptions : MemberLoopOptions {
   // Connects the devices of the same ranks, after `connect`; the result borrows `control`. Null:
   // tensors use the same transport as control messages.
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data;
   // Link profiles of earlier groups; may be null.
   LinkCache* links = nullptr;
-  // Optimizer states of the group's earlier generations. Null: they are lost when it is re-formed.
-  StateVault* states = nullptr;
-  // What codes have left out of the group's contributions (ShardExchange). Null: as above.
-  StateVault* residuals = nullptr;
-  // Shows what the training thread does; may be null.
-  TrainerProgress* progress = nullptr;
   // Threads that read and decode samples, at least 1.
   int loader_threads = 1;
-  // An exchange with a shard ends after this time without progress.
-  absl::Duration exchange_silence = absl::Seconds(90);
   // Files of `data`, and of `checkpoint`, of the spec.
   RootedFiles data_files = RootedFiles::Unrestricted();
   RootedFiles checkpoint_files = RootedFiles::Unrestricted();
-  // Credentials for the channels to the shards.
-  Credentials credentials = Credentials::Insecure();
   // How often rank 0 reports while training.
   absl::Duration report_every = absl::Seconds(1);
 };

@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "member/shard_exchange.h"
+#include "member/thread_runtime.h"
 #include "model/coding.h"
 #include "tests/comm/transport/ranks.h"
 #include "tests/emulator/emulated_rank.h"
@@ -67,8 +68,9 @@ class CodingRank {
     *assignment_.mutable_spec() = open.spec();
     for (uint32_t shard = 0; shard < kShards; ++shard) assignment_.add_shards();
     if (coded_on == CodedOn::kDevice) MakeCoder();
-    exchange_.emplace(assignment_, index_, &units_, owned_, control_, cancellation_, progress_,
-                      absl::Minutes(2), Credentials::Insecure(), coder_.get());
+    exchange_.emplace(ThreadRuntime::Insecure(), assignment_, index_, owned_, control_,
+                      cancellation_, progress_,
+                      ShardExchange::Options{.units = &units_, .coder = coder_.get()});
   }
 
   std::vector<float>& values() { return values_; }

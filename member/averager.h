@@ -1,0 +1,151 @@
+// What a rank exchanges with the aggregators and in which form, and what of it survives the
+// generation: the rank's part of the model, the codes, the states in the vaults, the states of the
+// averaging in checkpoints. MemberLoop decides when.
+//
+// All ranks of the group call the same methods in the same order: all but the ones of one line are
+// collectives. Borrows its arguments. Used by the training thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/counters.h"
+#include "member/cancellation.h"
+#include "member/contribution_coder.h"
+#include "member/group_control.h"
+#include "member/member_loop.h"
+#include "member/owned.h"
+#include "member/rank_protocol.h"
+#include "member/regroup.h"
+#include "member/shard_exchange.h"
+#include "member/state_vault.h"
+#include "member/trained_model.h"
+#include "member/trainer_progress.h"
+#include "model/exchange_units.h"
+#include "proto/cadre/v1/membership.pb.h"
+
+namespace cadre {
+
+class Averager {
+ public:
+  // `failure` receives the causes of errors.
+  Averager(const v1::Assignment& assignment, TrainedModel& model, Cancellation& cancellation,
+           Counters& counters, TrainerProgress& progress, const MemberLoopOptions& options,
+           FailureNote& failure)
+      : assignment_(assignment),
+        averaging_(assignment.spec().averaging()),
+        model_(model),
+        cancellation_(cancellation),
+        counters_(counters),
+        progress_(progress),
+        options_(options),
+        failure_(failure) {}
+  Averager(const Averager&) = delete;
+  Averager& operator=(const Averager&) = delete;
+
+  // The other methods may be called after it.
+  absl::Status Prepare(GroupControl& control);
+
+  // False: the run does not average, and most calls have no effect.
+  bool has_shards() const { return exchange_->has_shards(); }
+  // Adds what the exchange allocates to the memory that the model has described.
+  void AddMemory(v1::MemoryUse& memory) const;
+  // Time in which values were sent and received since the last call.
+  absl::Duration TakeTransferTime() { return std::exchange(transferred_, absl::ZeroDuration()); }
+
+  // The sum of the ranks' digests of the model that they own.
+  absl::StatusOr<uint64_t> GroupDigest();
+
+  // ---- Contributions. `version` is the adopted one.
+  // Begins to stage the model's values. Keeps the optimizer's states.
+  absl::Status BeginStage(const RankProtocol::Stage& stage, uint32_t version);
+  // Whether this rank has staged.
+  bool staged() const { return exchange_->finished(); }
+  // Waits until it has. A contribution that is too late is not an error: the coordinator's decision
+  // determines how to continue.
+  absl::Status FinishStage(uint32_t version, Traffic* traffic);
+
+  // ---- Versions
+  // The model becomes version 0: the values of the run's seed, or those of its checkpoint.
+  absl::Status MakeInitial();
+  absl::Status BeginPull(uint32_t version);
+  // Overwrites the model with the version. `kept`: as in TrainedModel::OnAdopted.
+  absl::Status FinishPull(const RankProtocol::Pull& pull, Traffic* traffic, bool* kept);
+  // The pulled version has the right digest.
+  void OnAdopted(uint32_t version);
+  // Adds what the steps of the overlap have changed.
+  absl::Status Merge();
+
+  // ---- What survives the generation
+  // Restores what the vaults have for the version from which the generation starts.
+  absl::Status Restore(uint32_t version);
+  // The ranks that leave give to others what their vaults have.
+  absl::Status HandOver(uint32_t version, const std::vector<bool>& leaving);
+  // The states of the adopted version for a checkpoint; without those of the shards, and with a
+  // warning, if these have replaced the version or cannot be reached. Valid until ForgetStates.
+  absl::StatusOr<std::vector<AveragingState>> States(uint32_t version, std::string* warning);
+  void ForgetStates() { state_values_.clear(); }
+
+ private:
+  Communicator& group() { return model_.group(); }
+  // Whether the group merges a version with values of its own.
+  bool merges() const;
+  // Equal on all ranks.
+  bool KeepsStates() const;
+  bool KeepsResiduals() const;
+
+  absl::Status MakeCoder();
+  // The fetched weights become those that are exchanged, or the reverse.
+  absl::Status GatherPart();
+  absl::Status StorePart();
+  absl::Status OfferInitial();
+  absl::Status RestoreStates(uint32_t version);
+  absl::Status RestoreResidual(uint32_t version);
+  absl::Status KeepResidual(uint32_t version, bool included);
+  absl::Status KeepStagedResidual(uint32_t version);
+  // `values` as those of the positions that this rank exchanges, and these as states of a vault.
+  std::vector<Owned> ExchangedIn(std::span<float> values) const;
+  StateVault::States ResidualIn(std::span<float> values) const;
+  // What a checkpoint contains, as zeros in state_values_. What codes have left out of
+  // contributions is the first state, if there is any.
+  std::vector<AveragingState> MakeStates();
+  absl::Status PullStates(uint32_t version, std::vector<std::vector<float>>::iterator values);
+  void CountPulled(const Traffic& traffic);
+
+  const v1::Assignment& assignment_;
+  const v1::Averaging& averaging_;
+  TrainedModel& model_;
+  Cancellation& cancellation_;
+  Counters& counters_;
+  TrainerProgress& progress_;
+  const MemberLoopOptions& options_;
+  FailureNote& failure_;
+  bool codes_up_ = false;
+
+  // The part of the model that this rank exchanges, in a run that exchanges whole units.
+  std::optional<ExchangeUnits> units_;
+  std::vector<float> part_values_;
+  Owned part_;
+  std::optional<Regroup> regroup_;
+  // What this rank exchanges: its part, or what it owns.
+  std::span<const Owned> exchanged_;
+  // The values of MakeStates.
+  std::vector<std::vector<float>> state_values_;
+  // What was kept last. The memory is used again, because page faults would cost more than copies.
+  std::vector<float> residual_;
+  // Null: the exchange codes contributions.
+  std::unique_ptr<ContributionCoder> coder_;
+  std::unique_ptr<ShardExchange> exchange_;
+  // The group has adopted a version.
+  bool has_version_ = false;
+  absl::Duration transferred_;
+};
+
+}  // namespace cadre
