@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "glog/logging.h"
-#include "tests/emulator/fiber.h"
+#include "tests/base/fiber.h"
 
 namespace cadre::emulated {
 
@@ -23,6 +23,8 @@ __thread Index block_extent;
 __thread Index grid_extent;
 
 namespace {
+
+constexpr size_t kStackBytes = 64 << 10;
 
 std::string NameOf(const void* kernel) {
   Dl_info info = {};
@@ -166,7 +168,7 @@ void BlockRunner::RunThreads() {
 BlockRunner::KernelThread* BlockRunner::TakeIdleOrNew() {
   if (idle_.empty()) {
     kernel_threads_.emplace_back();
-    kernel_threads_.back().fiber = std::make_unique<Fiber>(&BlockRunner::Enter, this);
+    kernel_threads_.back().fiber = std::make_unique<Fiber>(&BlockRunner::Enter, this, kStackBytes);
     return &kernel_threads_.back();
   }
   KernelThread* idle = idle_.back();

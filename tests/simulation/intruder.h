@@ -12,7 +12,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "tests/simulation/membership_link.h"
 #include "tests/simulation/network.h"
-#include "tests/simulation/simulated_exchange.h"
+#include "tests/simulation/simulated_client.h"
 #include "tests/simulation/world.h"
 
 namespace cadre::simulation {

@@ -1,6 +1,7 @@
 #include "tests/simulation/invariants.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -421,15 +422,8 @@ Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& co
   Values next(base.size());
   for (int i = 0; i < commit.participants_size(); ++i) {
     const v1::Participant& in = commit.participants(i);
-    Values trained;
-    if (commit.has_up()) {
-      trained = changes_[{commit.run(), commit.round(), in.group(), in.generation()}];
-      trained.resize(base.size());
-    } else {
-      for (const float value : base) {
-        trained.push_back(TrainedValue(value, in.group(), in.generation(), in.samples()));
-      }
-    }
+    Values trained = contributions_[{commit.run(), commit.round(), in.group(), in.generation()}];
+    trained.resize(base.size());
     (i == 0 ? SetWeighted : AddWeighted)(weights[i], trained, next);
   }
   Values exact = base;
@@ -609,18 +603,34 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
 void Invariants::OnStaged(const std::string& aggregator, const v1::ContributionHeader& header,
                           const Values& values) {
   const ContributionKey key = ContributionKey::Of(header);
-  if (header.frame_elements() > 0) NoteFrame(header, values);
+  if (!header.seed() && header.ranges_size() > 0) RecordContribution(header, values);
   acknowledged_.insert({key, aggregator});
   kept_.insert({key, aggregator});
 }
 
-void Invariants::NoteFrame(const v1::ContributionHeader& header, const Values& values) {
+void Invariants::RecordContribution(const v1::ContributionHeader& header, const Values& values) {
   const v1::RunSpec& spec = specs_[header.run()];
   const std::vector<int64_t> begins = TensorBegins(spec);
+  Values& all = contributions_[{header.run(), header.round(), header.group(), header.generation()}];
+  all.resize(begins.back());
+  const auto position = [&](uint64_t tensor, uint64_t index) {
+    return begins[tensor] + static_cast<int64_t>(index);
+  };
+  if (header.frame_elements() == 0) {
+    auto from = values.begin();
+    for (const v1::Range& range : header.ranges()) {
+      const Interval positions(position(range.tensor(), range.begin()),
+                               position(range.tensor(), range.end()));
+      std::copy_n(from, positions.size(), all.begin() + positions.begin);
+      from += positions.size();
+      CheckTraining(header, positions, all);
+    }
+    return;
+  }
   const v1::Range& first = header.ranges(0);
   const v1::Range& last = header.ranges(header.ranges_size() - 1);
-  const Interval positions(begins[first.tensor()] + static_cast<int64_t>(first.begin()),
-                           begins[last.tensor()] + static_cast<int64_t>(last.end()));
+  const Interval positions(position(first.tensor(), first.begin()),
+                           position(last.tensor(), last.end()));
   Values change;
   const absl::Status decoded = DecodeFrame(
       UnitsOf(spec)->In(positions), CodecOf(*CodingOf(spec.averaging().up())),
@@ -630,9 +640,25 @@ void Invariants::NoteFrame(const v1::ContributionHeader& header, const Values& v
     return;
   }
   world_.Count("frames_staged");
-  Values& all = changes_[{header.run(), header.round(), header.group(), header.generation()}];
-  all.resize(begins.back());
   std::copy(change.begin(), change.end(), all.begin() + positions.begin);
+}
+
+void Invariants::CheckTraining(const v1::ContributionHeader& header, Interval positions,
+                               const Values& values) {
+  const auto& versions = versions_[header.run()];
+  const auto before = versions.find(header.base_version());
+  // An older record of the run does not have the version.
+  if (before == versions.end()) return;
+  const double steps =
+      static_cast<double>(header.samples()) / specs_[header.run()].batch_per_group();
+  for (int64_t p = positions.begin; p < positions.end; ++p) {
+    const double trained = values[p] - before->second[p];
+    const double expected = steps * StepChange(header.group(), header.generation(), p);
+    if (std::abs(trained - expected) <= 1e-3 * (1 + std::abs(values[p]))) continue;
+    world_.Violate(ContributionKey::Of(header).ToString(), " changes the value at ", p, " by ",
+                   trained, ", but ", steps, " steps change it by ", expected);
+    return;
+  }
 }
 
 void Invariants::OnContributionsRemoved(const std::string& aggregator,

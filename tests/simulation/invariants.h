@@ -128,8 +128,11 @@ class Invariants {
                    const Values& values);
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
-  // Records the change in the frame of a contribution.
-  void NoteFrame(const v1::ContributionHeader& header, const Values& values);
+  // Records what the rank contributes: the change in a frame, or values.
+  void RecordContribution(const v1::ContributionHeader& header, const Values& values);
+  // Whether the values are those of the version before, and the steps that the header says.
+  void CheckTraining(const v1::ContributionHeader& header, Interval positions,
+                     const Values& values);
   Values ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& commit);
   void OnSeed(const Store& store, const v1::Apply& apply);
   void OnErased(View& view, const std::string& key, const std::string& bytes, const Store& after);
@@ -159,8 +162,8 @@ class Invariants {
   std::map<std::string, std::map<uint32_t, Values>> versions_;
   // States of the outer optimizer, and the residual of coded versions, by run and version.
   std::map<std::string, std::map<uint32_t, std::array<Values, 3>>> outer_states_;
-  // The changes in the frames of coded contributions, by run, round, group and generation.
-  std::map<std::tuple<std::string, uint32_t, uint32_t, uint32_t>, Values> changes_;
+  // The contributions, of which coded ones are changes, by run, round, group and generation.
+  std::map<std::tuple<std::string, uint32_t, uint32_t, uint32_t>, Values> contributions_;
   std::map<std::pair<std::string, uint32_t>, int> committed_;
   // Versions after 0 of which an aggregator has written its shard.
   std::set<std::pair<std::string, uint32_t>> written_;

@@ -13,7 +13,8 @@ namespace {
 constexpr absl::Duration kSample = absl::Seconds(1);
 // Two leases: time for a lease to end, and for messages that were delayed before.
 constexpr absl::Duration kMaxSilence = absl::Seconds(20);
-// The grace window beyond min_grace, which a round learns from late groups (coordinator/run/round.h).
+// The grace window beyond min_grace, which a round learns from late groups
+// (coordinator/run/round.h).
 constexpr absl::Duration kMaxLearnedGrace = absl::Minutes(2);
 // Preparation, retries of calls and orders, the wait for a group whose stream has ended. Each is
 // at most a few seconds without faults.
@@ -98,10 +99,10 @@ std::vector<v1::GroupRecord> Liveness::StartedGroupsOf(const v1::RunRecord& run)
 const SimulatedWorker* Liveness::LeadOf(const v1::GroupRecord& group) const {
   for (const auto& worker : workers_) {
     if (worker->intact_stream() == 0 || worker->member_id() != group.members(0)) continue;
-    const SimulatedTrainer* const trainer = worker->trainer();
-    const bool current = trainer != nullptr && trainer->running() &&
-                         trainer->place().run() == group.run() &&
-                         trainer->place().generation() == group.generation();
+    const SimulatedSession* const session = worker->session();
+    const bool current = session != nullptr && session->running() &&
+                         session->place().run() == group.run() &&
+                         session->place().generation() == group.generation();
     return current ? worker.get() : nullptr;
   }
   return nullptr;
@@ -117,10 +118,10 @@ std::string Liveness::SituationOf(const v1::RunRecord& run, const Joining& joini
   for (const v1::GroupRecord& group : StartedGroupsOf(run)) {
     const SimulatedWorker* const lead = IsHealthy(group) ? LeadOf(group) : nullptr;
     if (lead == nullptr) return "";
-    const SimulatedTrainer& trainer = *lead->trainer();
-    const bool waits = trainer.awaits_decision() && trainer.staged_round() == run.version() + 1;
-    const bool joins = joining.joiners.contains(group.group()) && trainer.staged_round() == 0 &&
-                       trainer.steps_begun() > 0 && trainer.version() == run.version();
+    const SimulatedSession& session = *lead->session();
+    const bool waits = session.awaits_decision() && session.staged_round() == run.version() + 1;
+    const bool joins = joining.joiners.contains(group.group()) && session.staged_round() == 0 &&
+                       session.steps_begun() > 0 && session.version() == run.version();
     if (!waits && !joins) return "";
     waiting = waiting || waits;
     absl::StrAppend(&situation, ", #", group.generation(), waits ? " waits" : " joins",
@@ -160,12 +161,12 @@ void Liveness::CheckJoiners(const v1::RunRecord& run) {
         return network_.IsQuiet(LeadOf(group)->intact_stream());
       });
   for (const v1::GroupRecord& group : groups) {
-    const SimulatedTrainer& trainer = *LeadOf(group)->trainer();
-    if (trainer.staged_round() != 0) continue;
-    if (quiet) joining.steps.try_emplace(group.group(), trainer.steps_begun());
+    const SimulatedSession& session = *LeadOf(group)->session();
+    if (session.staged_round() != 0) continue;
+    if (quiet) joining.steps.try_emplace(group.group(), session.steps_begun());
     const auto known = joining.steps.find(group.group());
     if (known == joining.steps.end()) continue;
-    if (trainer.steps_begun() <= known->second + 1) continue;
+    if (session.steps_begun() <= known->second + 1) continue;
     world_.Violate("group ", group.group(), " of ", run.run(),
                    " has started late and trains on, although all others wait for it");
   }

@@ -1,7 +1,5 @@
 #include "tests/simulation/model.h"
 
-#include <bit>
-
 #include "base/digest.h"
 #include "base/random.h"
 #include "model/coding.h"
@@ -25,11 +23,10 @@ Values InitialValues(const v1::RunSpec& spec) {
   return filled.ok() ? values : Values();
 }
 
-float TrainedValue(float base, uint32_t group, uint32_t generation, uint64_t samples) {
-  const uint64_t who = uint64_t{group} << 32 | generation;
-  const uint64_t bits =
-      RandomBits(std::bit_cast<uint32_t>(base), RandomStream::kTest, who, samples);
-  return static_cast<float>(bits >> 40) * 0x1p-23F - 1;
+float StepChange(uint32_t group, uint32_t generation, int64_t position) {
+  const uint64_t bits = RandomBits(group, RandomStream::kTest, generation, position);
+  const float size = static_cast<float>(1 + (bits >> 1) % 8) / 8;
+  return bits % 2 == 0 ? size : -size;
 }
 
 uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans) {

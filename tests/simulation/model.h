@@ -1,6 +1,8 @@
-// Models of the simulation: a few values, which training replaces by a hash of what it depends on.
-// A contribution that is applied twice, omitted, confused with another or weighted otherwise gives
-// another mean and another digest. Initial values, means and digests are the real ones.
+// Models of the simulation: a few values, which every step of training changes by a number of its
+// own for each group, generation and position. A contribution that is applied twice, omitted,
+// confused with another or weighted otherwise gives another mean and another digest; one that
+// contains a step twice, or lacks one, differs from the version before by another multiple. Initial
+// values, means and digests are the real ones.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -25,8 +27,10 @@ using Values = std::vector<float>;
 std::vector<int64_t> TensorBegins(const v1::RunSpec& spec);
 
 Values InitialValues(const v1::RunSpec& spec);
-// A value after the group has trained on so many samples.
-float TrainedValue(float base, uint32_t group, uint32_t generation, uint64_t samples);
+// What one step adds to the value at a position: at least 1/8, at most 1, or the negative of that.
+float StepChange(uint32_t group, uint32_t generation, int64_t position);
+// The optimizer's state at a position, once a rank has trained.
+inline float StateOf(int64_t position) { return static_cast<float>(position + 1); }
 
 uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans);
 

@@ -1,6 +1,6 @@
-// A simulated coordinator process: the real state machine (coordinator/machine/machine) with a store in
-// memory that outlives the process. As in coordinator/service/loop, events are handled in batches with one
-// transaction each, and messages are sent after the transaction.
+// A simulated coordinator process: the real state machine (coordinator/machine/machine) with a
+// store in memory that outlives the process. As in coordinator/service/loop, events are handled in
+// batches with one transaction each, and messages are sent after the transaction.
 //
 // Thread-compatible.
 #pragma once

@@ -13,6 +13,8 @@ void SimulatedWorker::Start() {
   incarnation_ = absl::StrCat(name_, ".", process_);
   world_.Log(name_, "    starts");
   progress_ = std::make_unique<TrainerProgress>();
+  states_ = std::make_unique<StateVault>();
+  residuals_ = std::make_unique<StateVault>();
   machine_ = std::make_unique<AssignmentMachine>();
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
@@ -48,11 +50,10 @@ void SimulatedWorker::Kill(bool host_lost) {
   host.process.until = host.training.until = absl::InfinitePast();
   if (current_ != nullptr) {
     invariants_.OnTraining(current_->place(), /*begins=*/false);
-    current_->Die(host_lost);
+    current_->Kill(host_lost);
   }
   current_.reset();
   waiting_.reset();
-  ending_ = false;
   link_->Stop(host_lost);
   link_.reset();
   machine_.reset();
@@ -93,7 +94,7 @@ v1::Hello SimulatedWorker::MakeHello() {
 void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
   for (const AssignmentMachine::Action& action : actions) {
     if (const auto* begin = std::get_if<AssignmentMachine::Begin>(&action)) {
-      waiting_ = MakeTrainer(begin->assignment);
+      waiting_ = MakeSession(begin->assignment);
       RunNext();
     } else if (const auto* cancel = std::get_if<AssignmentMachine::Cancel>(&action)) {
       waiting_.reset();
@@ -102,29 +103,28 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
     } else if (const auto* send = std::get_if<AssignmentMachine::Send>(&action)) {
       link_->Send(send->message);
     } else if (const auto* deliver = std::get_if<AssignmentMachine::Deliver>(&action)) {
-      SimulatedTrainer* const trainer = waiting_ != nullptr ? waiting_.get() : current_.get();
-      if (trainer == nullptr) continue;
-      const v1::CoordinatorMessage& message = deliver->message;
-      if (message.has_start()) trainer->Deliver(message.start());
-      if (message.has_decision()) trainer->Deliver(message.decision());
-      if (message.has_nudge()) trainer->Deliver(message.nudge());
-      if (message.has_shard_addresses()) trainer->MoveShards(message.shard_addresses());
-      if (message.has_trace_steps()) trainer->Deliver(message.trace_steps());
-      if (message.has_restage()) trainer->Deliver(message.restage());
+      SimulatedSession* const session = waiting_ != nullptr ? waiting_.get() : current_.get();
+      if (session != nullptr) session->Deliver(deliver->message);
     }
   }
 }
 
-std::unique_ptr<SimulatedTrainer> SimulatedWorker::MakeTrainer(const v1::Assignment& assignment) {
-  return std::make_unique<SimulatedTrainer>(
-      world_, network_, fabrics_, directory_, invariants_, name_, step_time_, *progress_,
-      assignment,
-      SimulatedTrainer::Callbacks{
-          .send = [this](const TrainingReport& report) { Do(machine_->Report(report)); },
+std::unique_ptr<SimulatedSession> SimulatedWorker::MakeSession(const v1::Assignment& assignment) {
+  const SessionContext context{
+      .bulk = {world_, network_, directory_, invariants_},
+      .fabrics = fabrics_,
+      .host = name_,
+      .step_time = step_time_,
+      .progress = *progress_,
+      .states = *states_,
+      .residuals = *residuals_,
+  };
+  return std::make_unique<SimulatedSession>(
+      context, assignment,
+      SimulatedSession::Callbacks{
+          .report = [this](const TrainingReport& report) { Do(machine_->Report(report)); },
           .connected = [this] { return link_->connected(); },
-          .ended = [this, place = assignment.place()](
-                       const absl::Status& status,
-                       const v1::GroupFailed& failed) { OnEnded(place, status, failed); }});
+          .ended = [this](const TrainerOutcome& outcome) { OnEnded(outcome); }});
 }
 
 void SimulatedWorker::RunNext() {
@@ -133,26 +133,30 @@ void SimulatedWorker::RunNext() {
   current_->Run();
 }
 
-void SimulatedWorker::OnEnded(const v1::RankSlot& place, const absl::Status& status,
-                              v1::GroupFailed failed) {
+void SimulatedWorker::OnEnded(const TrainerOutcome& outcome) {
+  const v1::RankSlot place = current_->place();
+  const bool cancelled = current_->cancelled();
   invariants_.OnTraining(place, /*begins=*/false);
-  world_.Log(name_, "    leaves ", Describe(place), ": ", status.ToString());
-  if (!absl::IsCancelled(status)) {
-    world_.Count("trainers_failed");
-    invariants_.OnFailed(place, name_, failed.cause());
-    *failed.mutable_place() = place;
-    failed.set_reason(std::string(status.message()));
-    Do(machine_->Fail(failed));
+  world_.Log(name_, "    leaves ", Describe(place), ": ",
+             absl::StatusCodeToString(outcome.status.code()), ": ", outcome.status.message());
+  // The session is destroyed when its thread has ended.
+  progress_->Enter(v1::ACTIVITY_UNSPECIFIED);
+  world_.timeline.After(absl::ZeroDuration(), training_life_, [this] {
+    current_.reset();
+    RunNext();
+  });
+  if (cancelled) return;
+  if (outcome.cause == v1::FAILURE_CAUSE_DIGEST) {
+    world_.Violate(Describe(place), ": ", outcome.status.message());
   }
-  if (std::exchange(ending_, true)) return;
-  // The session itself calls this function, so it is destroyed later, after a step in progress.
-  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), step_time_), training_life_,
-                        [this] {
-                          ending_ = false;
-                          current_.reset();
-                          progress_->Enter(v1::ACTIVITY_UNSPECIFIED);
-                          RunNext();
-                        });
+  world_.Count("trainers_failed");
+  invariants_.OnFailed(place, name_, outcome.cause);
+  v1::GroupFailed failed;
+  *failed.mutable_place() = place;
+  failed.set_cause(outcome.cause);
+  failed.set_reason(std::string(outcome.status.message()));
+  for (const int rank : outcome.suspects) failed.add_suspects(rank);
+  Do(machine_->Fail(failed));
 }
 
 }  // namespace cadre::simulation

@@ -1,5 +1,5 @@
 // A simulated worker process: the real state machine of assignments (member/assignment), the
-// stream, and at most one trainer (session) at a time, as in worker/worker.
+// stream, and one session after another, as in member/group_member.
 //
 // Thread-compatible.
 #pragma once
@@ -12,7 +12,7 @@
 #include "member/trainer_progress.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "tests/simulation/membership_link.h"
-#include "tests/simulation/simulated_trainer.h"
+#include "tests/simulation/simulated_session.h"
 
 namespace cadre::simulation {
 
@@ -51,16 +51,17 @@ class SimulatedWorker {
   const std::string& name() const { return name_; }
   absl::Duration step_time() const { return step_time_; }
   // The current session; null if none.
-  const SimulatedTrainer* trainer() const { return current_.get(); }
+  const SimulatedSession* session() const { return current_.get(); }
 
  private:
   v1::Hello MakeHello();
   v1::Heartbeat MakeHeartbeat() const;
   void Do(const AssignmentMachine::Actions& actions);
-  std::unique_ptr<SimulatedTrainer> MakeTrainer(const v1::Assignment& assignment);
+  std::unique_ptr<SimulatedSession> MakeSession(const v1::Assignment& assignment);
   // Starts the next session when the previous one has ended, as the training thread of a worker.
   void RunNext();
-  void OnEnded(const v1::RankSlot& place, const absl::Status& status, v1::GroupFailed failed);
+  // On the training thread of the current session.
+  void OnEnded(const TrainerOutcome& outcome);
 
   World& world_;
   Network& network_;
@@ -79,13 +80,13 @@ class SimulatedWorker {
   // Lifetime of work of the training thread between sessions.
   Lifetime training_life_;
   std::unique_ptr<TrainerProgress> progress_;
+  std::unique_ptr<StateVault> states_;
+  std::unique_ptr<StateVault> residuals_;
   uint64_t hellos_ = 0;
   std::unique_ptr<AssignmentMachine> machine_;
   std::unique_ptr<MembershipLink> link_;
-  std::unique_ptr<SimulatedTrainer> current_;
-  std::unique_ptr<SimulatedTrainer> waiting_;
-  // Whether `current_` was cancelled; it then ends after a random time, as its thread would.
-  bool ending_ = false;
+  std::unique_ptr<SimulatedSession> current_;
+  std::unique_ptr<SimulatedSession> waiting_;
 };
 
 }  // namespace cadre::simulation

@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"UnansweredForgotten", Plant::kForgetUnanswered, ""},
         Planted{"ReleaseIgnored", Plant::kIgnoreRelease, ""},
         Planted{"TrainedUnstarted", Plant::kTrainUnstarted, "its generation never started"},
-        Planted{"ContributedUntrained", Plant::kContributeUntrained, "other values than the mean"},
+        Planted{"ContributedUntrained", Plant::kContributeUntrained, "steps change it by"},
         Planted{"CatchUpIgnored", Plant::kIgnoreCatchUp, "all others wait for it"},
         Planted{"RetriesPostponed", Plant::kPostponeRetries, "has not repeated an Apply"},
         Planted{"NoTicks", Plant::kNoTicks, ""}, Planted{"OneWriteLost", Plant::kLoseOneWrite, ""},

@@ -20,7 +20,7 @@
 #include "tests/simulation/coordinators.h"
 #include "tests/simulation/fault_injector.h"
 #include "tests/simulation/faults.h"
-#include "tests/simulation/group_fabric.h"
+#include "tests/simulation/simulated_transport.h"
 #include "tests/simulation/intruder.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/liveness.h"

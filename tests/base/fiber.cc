@@ -1,8 +1,9 @@
-#include "tests/emulator/fiber.h"
+#include "tests/base/fiber.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 
@@ -19,13 +20,13 @@
 #include <ucontext.h>
 #endif
 
-namespace cadre::emulated {
+namespace cadre {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kMinStackBytes = 256 << 10;
 #else
-constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kMinStackBytes = 0;
 #endif
 
 // The destination of the switch in progress.
@@ -82,18 +83,19 @@ Fiber::Fiber() {
 #endif
 }
 
-Fiber::Fiber(void (*entry)(void*), void* context) : entry_(entry), context_(context) {
+Fiber::Fiber(void (*entry)(void*), void* context, size_t stack_bytes)
+    : entry_(entry), context_(context), stack_bytes_(std::max(stack_bytes, kMinStackBytes)) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  void* memory = mmap(nullptr, kStackBytes + page, PROT_READ | PROT_WRITE,
+  void* memory = mmap(nullptr, stack_bytes_ + page, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  PCHECK(memory != MAP_FAILED) << "a kernel thread's stack";
+  PCHECK(memory != MAP_FAILED) << "the stack of a fiber";
   stack_ = static_cast<char*>(memory);
   // A guard page, so that an overflow of the stack ends the process.
   PCHECK(mprotect(stack_, page, PROT_NONE) == 0);
   bottom_ = stack_ + page;
-  size_ = kStackBytes;
+  size_ = stack_bytes_;
 #if defined(__x86_64__)
-  auto* top = reinterpret_cast<void**>(stack_ + page + kStackBytes - NextShift());
+  auto* top = reinterpret_cast<void**>(stack_ + page + stack_bytes_ - NextShift());
   top[-1] = nullptr;
   top[-2] = reinterpret_cast<void*>(&Fiber::Begin);
   // Space for the six registers, which are zero.
@@ -102,7 +104,7 @@ Fiber::Fiber(void (*entry)(void*), void* context) : entry_(entry), context_(cont
   auto* made = new ucontext_t;
   PCHECK(getcontext(made) == 0);
   made->uc_stack.ss_sp = stack_ + page;
-  made->uc_stack.ss_size = kStackBytes - NextShift();
+  made->uc_stack.ss_size = stack_bytes_ - NextShift();
   made->uc_link = nullptr;
   makecontext(made, &Fiber::Begin, 0);
   place_ = made;
@@ -123,7 +125,7 @@ Fiber::~Fiber() {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(bottom_, size_);
 #endif
-  munmap(stack_, kStackBytes + (static_cast<const char*>(bottom_) - stack_));
+  munmap(stack_, stack_bytes_ + (static_cast<const char*>(bottom_) - stack_));
 }
 
 void Fiber::Switch(Fiber& from, Fiber& to) {
@@ -163,4 +165,4 @@ void Fiber::Begin() {
   std::abort();
 }
 
-}  // namespace cadre::emulated
+}  // namespace cadre

@@ -5,14 +5,15 @@
 
 #include <cstddef>
 
-namespace cadre::emulated {
+namespace cadre {
 
 class Fiber {
  public:
   // The fiber of the calling thread's own stack, which is running.
   Fiber();
-  // Runs `entry(context)`, which never returns, after the first switch to the fiber.
-  Fiber(void (*entry)(void*), void* context);
+  // Runs `entry(context)`, which never returns, after the first switch to the fiber. With
+  // sanitizers, the stack has at least 256 KiB.
+  Fiber(void (*entry)(void*), void* context, size_t stack_bytes);
   // Requires: the fiber is not running.
   ~Fiber();
   Fiber(const Fiber&) = delete;
@@ -27,6 +28,7 @@ class Fiber {
 
   void (*const entry_)(void*) = nullptr;
   void* const context_ = nullptr;
+  const size_t stack_bytes_ = 0;
   char* stack_ = nullptr;
   // The stack pointer of the suspended fiber.
   void* place_ = nullptr;
@@ -37,4 +39,4 @@ class Fiber {
   size_t size_ = 0;
 };
 
-}  // namespace cadre::emulated
+}  // namespace cadre

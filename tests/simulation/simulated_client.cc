@@ -1,0 +1,226 @@
+#include "tests/simulation/simulated_client.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <variant>
+
+#include "base/protocol.h"
+#include "base/status.h"
+#include "server/client/proof.h"
+
+namespace cadre::simulation {
+namespace {
+
+using Transfer = ShardTransfer;
+
+constexpr uint32_t kChunkElements = 2;
+constexpr size_t kElement = sizeof(float);
+
+Transfer::Event Broken() {
+  return Transfer::Ended{absl::UnavailableError("the connection is broken")};
+}
+
+// Ranges without their first `elements` elements.
+google::protobuf::RepeatedPtrField<v1::Range> Skip(
+    const google::protobuf::RepeatedPtrField<v1::Range>& ranges, uint64_t elements) {
+  google::protobuf::RepeatedPtrField<v1::Range> rest;
+  for (v1::Range range : ranges) {
+    const uint64_t skipped = std::min(elements, range.end() - range.begin());
+    elements -= skipped;
+    range.set_begin(range.begin() + skipped);
+    if (range.begin() < range.end()) *rest.Add() = range;
+  }
+  return rest;
+}
+
+}  // namespace
+
+SimulatedAggregator* SimulatedShardClient::Find() const {
+  const std::string address = options_.address();
+  for (const auto& aggregator : bulk_.directory) {
+    if (aggregator->up() && aggregator->address() == address &&
+        bulk_.network.Reaches(host_, aggregator->name())) {
+      return aggregator.get();
+    }
+  }
+  return nullptr;
+}
+
+std::shared_ptr<SimulatedShardClient::Attempt> SimulatedShardClient::Connect() {
+  SimulatedAggregator* const at = Find();
+  if (at == nullptr) return nullptr;
+  auto attempt = std::make_shared<Attempt>();
+  attempt->at = at;
+  attempt->process = at->process();
+  return attempt;
+}
+
+Transfer SimulatedShardClient::MakeTransfer(Transfer::Direction direction, uint64_t elements) {
+  TransferOptions options = options_.transfer;
+  options.seed = world_.dice.Bits();
+  return Transfer(direction, elements, kChunkElements, options, world_.timeline.now());
+}
+
+absl::Status SimulatedShardClient::Run(Transfer& transfer, const std::stop_token& stop,
+                                       const Execute& execute) {
+  const std::stop_callback wake(stop, [this] { threads_.Wake(); });
+  Transfer::Event event = Transfer::Ready{};
+  while (true) {
+    if (Stopped(stop)) return absl::CancelledError("the call was cancelled");
+    const absl::Time silent_at = transfer.silent_at();
+    const Transfer::Action action = transfer.Handle(event, world_.timeline.now());
+    if (transfer.silent_at() != silent_at && options_.on_progress) options_.on_progress();
+    if (const auto* end = std::get_if<Transfer::End>(&action)) return end->status;
+    if (const auto* wait = std::get_if<Transfer::Wait>(&action)) {
+      threads_.Await([&] { return Stopped(stop); }, world_.timeline.now() + wait->time);
+      event = Transfer::Ready{};
+    } else {
+      event = execute(action);
+    }
+  }
+}
+
+Transfer::Event SimulatedShardClient::Send(const std::shared_ptr<Attempt>& attempt,
+                                           std::function<Transfer::Event()> execute) {
+  // Copies of what is used, because the message may arrive after the end of the client.
+  const auto reached = [at = attempt->at, process = attempt->process, host = host_, bulk = bulk_] {
+    return at->up() && at->process() == process && bulk.network.Reaches(host, at->name());
+  };
+  if (threads_.killed()) return Broken();
+  if (world_.dice.Chance(world_.faults.break_call)) {
+    world_.Count("calls_broken");
+    // The message may still be executed while or after the call is repeated.
+    if (world_.dice.Chance(0.5)) {
+      world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)),
+                            [reached, execute] {
+                              if (reached()) execute();
+                            });
+    }
+    return Broken();
+  }
+  const absl::Time arrival =
+      world_.timeline.now() + bulk_.network.TransferTime(host_, attempt->at->name());
+  threads_.Await([this] { return cancelled_; }, arrival);
+  if (cancelled_ || threads_.killed() || !reached()) return Broken();
+  return execute();
+}
+
+absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
+                                         std::span<const std::byte> bytes, Traffic* traffic,
+                                         std::stop_token stop) {
+  v1::ContributionHeader filled = header;
+  filled.set_protocol(kProtocol);
+  filled.set_chunk_elements(kChunkElements);
+  if (header.codec() == v1::CODEC_UNSPECIFIED) filled.set_codec(v1::CODEC_FP32);
+  const uint64_t elements = bytes.size() / kElement;
+  if (filled.codec() != v1::CODEC_FP32) filled.set_frame_elements(elements);
+  Sign(options_.key, "nonce", filled);
+  const auto values = std::make_shared<Values>(elements);
+  if (elements > 0) std::memcpy(values->data(), bytes.data(), bytes.size());
+  Transfer transfer = MakeTransfer(Transfer::Direction::kStage, elements);
+  std::shared_ptr<Attempt> attempt;
+  return Run(transfer, stop, [&](const Transfer::Action& action) -> Transfer::Event {
+    if (std::holds_alternative<Transfer::Open>(action)) {
+      attempt = Connect();
+      if (attempt == nullptr) return Broken();
+      return Send(attempt, [attempt, filled]() -> Transfer::Event {
+        absl::StatusOr<Staging> staging = attempt->at->Stage(filled);
+        if (!staging.ok()) return Transfer::Ended{staging.status()};
+        attempt->staging = *std::move(staging);
+        return Transfer::Opened{attempt->staging.grant.next_chunk};
+      });
+    }
+    if (const auto* send = std::get_if<Transfer::Send>(&action)) {
+      traffic->payload_sent += kElement * (send->end - send->begin);
+      return Send(attempt, [attempt, values, chunk = *send]() -> Transfer::Event {
+        const auto part = std::span(*values).subspan(chunk.begin, chunk.end - chunk.begin);
+        const absl::Status put = attempt->at->Put(attempt->staging, chunk.index, part).status();
+        if (!put.ok()) return Transfer::Ended{put};
+        return Transfer::Sent{};
+      });
+    }
+    return Send(attempt, [attempt, values, filled, bulk = bulk_]() -> Transfer::Event {
+      const absl::Status status = attempt->at->Finish(attempt->staging);
+      if (status.ok()) bulk.invariants.OnStaged(attempt->at->name(), filled, *values);
+      // The acknowledgement is a separate message, which may be lost.
+      World& world = bulk.world;
+      if (status.ok() && world.dice.Chance(world.faults.break_call)) return Broken();
+      return Transfer::Ended{status, values->size()};
+    });
+  });
+}
+
+// Replies carry one chunk each.
+absl::Status SimulatedShardClient::RunPull(
+    Transfer& transfer, const v1::PullRequest& request, const std::stop_token& stop,
+    const std::function<std::span<std::byte>(const VersionPull& pull)>& opened) {
+  std::shared_ptr<Attempt> attempt;
+  std::span<std::byte> out;
+  return Run(transfer, stop, [&](const Transfer::Action& action) -> Transfer::Event {
+    if (std::holds_alternative<Transfer::Open>(action)) {
+      attempt = Connect();
+      if (attempt == nullptr) return Broken();
+      v1::PullRequest filled = request;
+      filled.set_protocol(kProtocol);
+      if (request.has_frame_from()) {
+        filled.set_frame_from(transfer.done());
+      } else {
+        *filled.mutable_ranges() = Skip(request.ranges(), transfer.done());
+      }
+      Sign(options_.key, "nonce", filled);
+      Transfer::Event event = Send(attempt, [attempt, filled]() -> Transfer::Event {
+        auto pull = attempt->at->Pull(filled);
+        if (!pull.ok()) return Transfer::Ended{pull.status()};
+        attempt->pull = *std::move(pull);
+        if (!filled.has_frame_from()) return Transfer::Opened{};
+        return Transfer::Opened{.elements = static_cast<uint64_t>(attempt->pull->frame().elements)};
+      });
+      if (std::holds_alternative<Transfer::Opened>(event)) out = opened(*attempt->pull);
+      return event;
+    }
+    Transfer::Event event = Send(attempt, [attempt]() -> Transfer::Event {
+      if (attempt->pull->left() == 0) return Transfer::Ended{};
+      attempt->chunk.resize(kElement * kChunkElements);
+      const auto read = attempt->pull->Next(
+          {reinterpret_cast<char*>(attempt->chunk.data()), attempt->chunk.size()});
+      if (!read.ok()) return Transfer::Ended{read.status()};
+      return Transfer::Received{static_cast<uint64_t>(*read)};
+    });
+    if (const auto* received = std::get_if<Transfer::Received>(&event)) {
+      std::copy_n(attempt->chunk.begin(), kElement * received->elements,
+                  out.begin() + static_cast<int64_t>(kElement * transfer.done()));
+    }
+    return event;
+  });
+}
+
+absl::Status SimulatedShardClient::Pull(const v1::PullRequest& request, std::span<float> out,
+                                        Traffic* traffic, std::stop_token stop) {
+  if (out.empty()) return absl::OkStatus();
+  if (world_.plant == Plant::kPullOneShard && options_.address() != bulk_.directory[0]->address()) {
+    return absl::OkStatus();
+  }
+  Transfer transfer = MakeTransfer(Transfer::Direction::kPull, out.size());
+  traffic->payload_received += out.size_bytes();
+  return RunPull(transfer, request, stop,
+                 [&](const VersionPull&) { return std::as_writable_bytes(out); });
+}
+
+absl::Status SimulatedShardClient::PullFrame(const v1::PullRequest& request, uint64_t max_elements,
+                                             PulledFrame* frame, Traffic* /*traffic*/,
+                                             std::stop_token stop) {
+  *frame = PulledFrame();
+  v1::PullRequest of_frame = request;
+  of_frame.set_frame_from(0);
+  Transfer transfer = MakeTransfer(Transfer::Direction::kPull, max_elements);
+  const absl::Status pulled = RunPull(transfer, of_frame, stop, [&](const VersionPull& pull) {
+    frame->bytes.resize(kElement * pull.frame().elements);
+    frame->fragment = pull.frame().fragment;
+    return std::as_writable_bytes(std::span(frame->bytes));
+  });
+  if (pulled.ok()) world_.Count("frames_pulled");
+  return pulled;
+}
+
+}  // namespace cadre::simulation
