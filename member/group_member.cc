@@ -26,9 +26,6 @@
 namespace cadre {
 namespace {
 
-// Time limit for the ranks of a group to connect. After it the group fails, and the coordinator
-// forms a new one.
-constexpr absl::Duration kConnectTimeout = absl::Seconds(45);
 // Maximum time in which a live peer sends nothing, such as the exchange of a peer with a slow link.
 // The death of a peer is detected immediately, and the coordinator ends the generation of a peer
 // that makes no progress, both without this timeout.

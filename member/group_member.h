@@ -37,6 +37,10 @@
 
 namespace cadre {
 
+// Time limit for the ranks of a group to connect. After it the group fails, and the coordinator
+// forms a new one.
+inline constexpr absl::Duration kConnectTimeout = absl::Seconds(45);
+
 // Trains in one generation after another, on the runner's thread.
 class GenerationTrainer {
  public:

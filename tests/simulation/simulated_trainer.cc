@@ -4,14 +4,12 @@
 #include <utility>
 
 #include "absl/strings/numbers.h"
+#include "member/group_member.h"
 #include "server/client/refusal.h"
 #include "tests/simulation/describe.h"
 
 namespace cadre::simulation {
 namespace {
-
-// Time limit for connecting a group, as in worker/worker.cc.
-constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 
 uint64_t ToNumber(const std::string& text) {
   uint64_t number = 0;
