@@ -15,7 +15,7 @@ and a line with medians, ratios and accuracies (mean, minimum, maximum) at the e
 `training_seconds` are compared, which exclude evaluations: of Cadre, `seconds` minus `evaluation_seconds`, the sum of
 the times of the slowest group; of other programs, --their-seconds, a clock that must stop during evaluations, as that
 of a peer that evaluates outside of its training loop does. `hidden_exchange_share` is 1 - exposed_exchange_seconds /
-transfer_seconds, at least 0 (docs/architecture.md, "Rounds that overlap steps").
+transfer_seconds, at least 0 (docs/design/averaging.md, "Rounds that overlap steps").
 Requires root; see bench/hosts.py.
 """
 import argparse

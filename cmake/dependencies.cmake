@@ -1,5 +1,5 @@
 # Third-party packages: found by CMake config where the package provides one, otherwise by CMake's
-# modules (SQLite3, ZLIB, JPEG) or pkg-config (ISA-L, CBC). docs/architecture.md explains what each is
+# modules (SQLite3, ZLIB, JPEG) or pkg-config (ISA-L, CBC). docs/dependencies.md explains what each is
 # used for.
 find_package(Threads REQUIRED)
 find_package(gRPC CONFIG REQUIRED)  # brings absl, protobuf, OpenSSL, c-ares and re2

@@ -1,22 +1,13 @@
 // Lost shards, parked runs and adopted runs. Part of Run.
 //
-// A shard is lost if its aggregator does not have the values of the newest version: its folder was
-// removed, is older or is corrupt. The groups still hold these values, or the contributions from
-// which they were made, so the shard is restored from them while the others continue
-// (shard_restore.h has the sources and their order):
+// docs/design/failures.md, "A shard that has lost its values", has the rules, and shard_restore.h
+// the sources and their order. What is sent and answered:
 //
 // clang-format off
 //   OpenRun(hollow)  -> shard     answered by RunOpened(hollow)
 //   Apply            -> shard     answered by Applied(missing groups), later by Applied(digest)
 //   Restage          -> ranks     of the missing groups; answered by Restaged
 // clang-format on
-//
-// The digest must equal the one that was committed, so a restored version is never another one.
-// Rounds collect contributions meanwhile, but do not close before the shard can take part. What has
-// been tried is not durable: after a restart, or a reconnect of the aggregator, it begins again.
-//
-// If no source is left, the run is parked: its workers are released, its shards and its closing
-// round are kept, and it waits for Resume.
 #include "coordinator/run/run.h"
 
 #include <algorithm>
