@@ -20,19 +20,19 @@ compile as one graph, are listed with their error.
 
 Requires PyTorch (the CPU build of torch 2.13.0), in this Python or in the one that --python names.
 """
-import argparse
 import itertools
 import json
 import os
 import pathlib
 import resource
 import statistics
-import subprocess
 import sys
 import time
 
+from gpu.gpu_step import run
+from runner import parser, report
+
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
 
 BATCHES = {"lenet": 64, "alexnet": 16, "vgg11": 8, "vgg16": 4, "resnet18": 16, "resnet50": 8,
            "inception-v3": 4, "gpt": 16, "gpt2-small": 1, "attention-4096": 4}
@@ -42,9 +42,7 @@ INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx
 
 
 def parse():
-    p = argparse.ArgumentParser(description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--engine", default="build/bin/bench_engine", help="program to compare with")
+    p = parser(__doc__)
     p.add_argument("--python", default=sys.executable, help="Python that has PyTorch")
     p.add_argument("--models", default="lenet,alexnet,resnet18,gpt", help="separated by commas")
     p.add_argument("--threads", default="1,2", help="numbers of threads, separated by commas")
@@ -83,49 +81,26 @@ def set_threads(torch, threads):
 
 def worker(args):
     import torch
-    from torch_models import MODELS, random_batch
+    from torch_models import TorchSteps
 
     set_threads(torch, int(args.threads))
-    torch.manual_seed(1)
-    net = MODELS[args.model]()
     batch = args.batch or BATCHES[args.model]
-    inputs, labels = random_batch(args.model, batch)
-    if args.layout == "channels-last" and inputs.dim() == 4:
-        net = net.to(memory_format=torch.channels_last)
-        inputs = inputs.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9,
-                                **{args.optimizer: True})
-    criterion = torch.nn.CrossEntropyLoss()
-    run = net
-    if args.mode != "eager":
-        # An error instead of eager execution of what cannot be compiled.
-        run = torch.compile(net, mode=None if args.mode == "compile" else "max-autotune", fullgraph=True)
-
-    def step():
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
-            loss = criterion(run(inputs), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    first = [step() for _ in range(max(1, args.warmup))][0]
+    steps = TorchSteps(args.model, batch, args.precision, args.mode, layout=args.layout, optimizer=args.optimizer,
+                       fullgraph=True)
+    first = [steps.step().item() for _ in range(max(1, args.warmup))][0]
     seconds, processor_seconds = [], []
     for _ in range(args.steps):
         start, processor_start = time.perf_counter(), time.process_time()
-        last = step()
+        last = steps.step().item()
         seconds.append(time.perf_counter() - start)
         processor_seconds.append(time.process_time() - processor_start)
     median = statistics.median(seconds)
-    print(json.dumps({
-        "bench": "torch_step", "torch": torch.__version__, "model": args.model, "batch": batch,
-        "threads": torch.get_num_threads(), "precision": args.precision, "layout": args.layout,
-        "mode": args.mode, "optimizer": args.optimizer,
-        "parameters": sum(p.numel() for p in net.parameters()),
-        "samples_per_second": batch / median, "step_ms": median * 1e3,
-        "step_cpu_ms": statistics.median(processor_seconds) * 1e3,
-        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "first_loss": first, "last_loss": last}))
+    report(args, "torch_step", torch=torch.__version__, model=args.model, batch=batch, threads=torch.get_num_threads(),
+           precision=args.precision, layout=args.layout, mode=args.mode, optimizer=args.optimizer,
+           parameters=steps.parameters, samples_per_second=batch / median, step_ms=median * 1e3,
+           step_cpu_ms=statistics.median(processor_seconds) * 1e3,
+           peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, first_loss=first,
+           last_loss=last)
 
 
 def best_rate(work, run):
@@ -171,21 +146,6 @@ def processor():
             "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags]}
 
 
-def run(command, limit, environment=None):
-    """(the last JSON line that the command prints, None), or (None, the reason why there is none)."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit,
-                              env={**os.environ, **(environment or {})})
-    except subprocess.TimeoutExpired:
-        return None, f"no result after {limit:g} s"
-    except OSError as error:
-        sys.exit(f"rival_pytorch: {error}")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not lines:
-        return None, f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"
-    return json.loads(lines[-1]), None
-
-
 class Comparison:
     """One model with one number of threads."""
 
@@ -198,20 +158,24 @@ class Comparison:
         self.shared = ["--batch", str(self.batch), "--threads", str(threads),
                        "--steps", str(args.steps), "--warmup", str(args.warmup)]
         # OpenMP threads of both programs wait by spinning, as on a machine of their own.
-        self.environment = {"GOMP_SPINCOUNT": "10000", "OMP_NUM_THREADS": str(threads)}
+        self.environment = {**os.environ, "GOMP_SPINCOUNT": "10000", "OMP_NUM_THREADS": str(threads)}
         self.failures = {}
 
+    def run(self, *command):
+        """(the last JSON line that the command prints, None), or (None, the reason why there is none)."""
+        result = run(command, self.args.limit, self.environment)
+        return (None if result.failure else result.line), result.failure
+
     def torch(self, *flags):
-        command = [self.args.python, str(HERE / "rival_pytorch.py"), *flags]
-        return run(command, self.args.limit, self.environment)
+        return self.run(self.args.python, HERE / "rival_pytorch.py", *flags)
 
     def rival(self, precision, layout, mode, optimizer):
         return self.torch("--worker", "--model", self.model, *self.shared, "--precision", precision, "--layout", layout,
                           "--mode", mode, "--optimizer", optimizer)
 
     def cadre(self, precision):
-        command = [self.args.engine, "--model", self.engine_model, *self.shared, "--precision", precision]
-        return run(command, self.args.limit, self.environment)
+        return self.run(f"{self.args.bin}/bench_engine", "--model", self.engine_model, *self.shared, "--precision",
+                        precision)
 
     def finalists(self):
         """The fastest configurations of each precision, after one short run of each."""
@@ -259,8 +223,8 @@ class Comparison:
                     memory[name] = line["peak_resident_bytes"]
         medians = {name: statistics.median(values) for name, values in speeds.items()
                    if len(values) == args.rounds}
-        line = {"bench": "rival_pytorch", **processor(), **peak, "model": self.model,
-                "batch": self.batch, "threads": self.threads, "rounds": args.rounds}
+        line = {**processor(), **peak, "model": self.model, "batch": self.batch, "threads": self.threads,
+                "rounds": args.rounds}
         theirs = {name: value for name, value in medians.items() if not name.startswith("cadre")}
         for precision in args.precisions.split(","):
             ours = medians.get(f"cadre {precision}")
@@ -300,7 +264,7 @@ def main():
             sys.exit(f"rival_pytorch: no model '{model}'; there are {', '.join(BATCHES)}")
     for model in models:
         for threads in args.threads.split(","):
-            print(json.dumps(Comparison(args, model, int(threads)).result()), flush=True)
+            report(args, "rival_pytorch", **Comparison(args, model, int(threads)).result())
     return None
 
 
