@@ -8,7 +8,7 @@
 //   bench_engine --model vgg11 --batch 8 --profile --layers    and of every operation
 //
 // To compare with another program, run both alternately, several times, and compare medians
-// (bench/side_by_side.py).
+// (bench/compare.py).
 //
 // step_cpu_ms is the processor time of all threads in a step (median), of all ranks together.
 //
