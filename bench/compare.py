@@ -18,8 +18,9 @@ import statistics
 from runner import last_line, parser, read_lines, report
 
 # Names of values: a unit at their end, or a number without a unit.
-VALUE = re.compile(r"(_|\b)(ms|us|s|seconds|gbs|gflops|tflops|busbw|algbw|units|mib|ratio|share|loss|accuracy|error|idle"
-                   r"|scaling|overhead|efficiency)$|_bytes$|per_(second|s|core)|_copies_|ratio_to|of_(peak|limit|socket)")
+VALUE = re.compile(r"(_|\b)(ms|us|s|seconds|gbs|gflops|tflops|busbw|algbw|units|mib|ratio|share|loss|accuracy|error"
+                   r"|idle|scaling|overhead|efficiency)$|_bytes$|per_(second|s|core)|_copies_|ratio_to"
+                   r"|of_(peak|limit|socket)")
 # What neither tells which lines belong together nor can be better or worse.
 NEITHER = re.compile(r"^(unit_ms|heartbeat_ms|cpu|cores|instruction_sets|family_model|iterations|rounds|.*\bcount|all"
                      r"|tried|heartbeats.*|records_written|calls|link|chosen|best_single|gloo_algorithm|.*against.*)$")
@@ -38,7 +39,8 @@ def by_parameters(lines):
     """{parameters as text: {name: the values of all lines}}"""
     found = {}
     for line in lines:
-        fields = {name: value for name, value in flat(line) if not NEITHER.match(name)}
+        # Older lines of bench_allreduce do not name it.
+        fields = {name: value for name, value in flat({"bench": "allreduce", **line}) if not NEITHER.match(name)}
         values = {name: value for name, value in fields.items()
                   if VALUE.search(name) and isinstance(value, (int, float))}
         key = " ".join(f"{name}={value}" for name, value in fields.items() if name not in values and "." not in name)
@@ -54,7 +56,8 @@ def compare_files(ours, theirs):
         for name in (name for name in ours[key] if name in theirs[key]):
             a, b = statistics.median(ours[key][name]), statistics.median(theirs[key][name])
             print(f"  {name:36} {a:14.6g} {b:14.6g}  {f'{a / b:.3f}' if b else '-'}")
-    print(f"{len(both)} compared; only in the first: {len(ours) - len(both)}, only in the second: {len(theirs) - len(both)}")
+    only = [len(lines) - len(both) for lines in (ours, theirs)]
+    print(f"{len(both)} compared; only in the first: {only[0]}, only in the second: {only[1]}")
 
 
 def compare_commands(args):

@@ -117,6 +117,7 @@ void KernelBench::Time(absl::string_view kernel, double amount, double ceiling, 
   if (!seconds.ok()) return;
   const double rate = amount / *seconds;
   PrintLine({{"bench", "gpu_kernel"},
+             {"device", device_.name()},
              {"kernel", name},
              {"us", Rounded(*seconds * 1e6, 2)},
              {field, Rounded(rate / unit, 1)},
