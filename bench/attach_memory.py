@@ -62,7 +62,8 @@ def disk_used(folders):
 def measure(cluster, codec, options):
     coding = {} if codec == "fp32" else {"codec": f"CODEC_{codec.upper()}"}
     run = {"name": f"memory-{codec}", "batch_per_group": 1, "stop": {"steps": EVERY_STEPS * options.rounds},
-           "averaging": {"every_steps": EVERY_STEPS, "min_groups": 2, **({"up": coding, "down": coding} if coding else {})},
+           "averaging": {"every_steps": EVERY_STEPS, "min_groups": 2,
+                         **({"up": coding, "down": coding} if coding else {})},
            "cluster": {"groups": 2, "aggregators": 2, "rejoin_wait_ms": 60000}}
     programs = [cluster.start(f"{codec}{number}", Path(__file__).resolve(), "--values", str(options.values), "--run",
                               json.dumps(run)) for number in range(2)]

@@ -68,7 +68,8 @@ def parse():
                    help="seconds of one run with max-autotune")
     p.add_argument("--seconds", type=float, default=0,
                    help="time limit of everything; runs that do not fit are omitted (0: none)")
-    p.add_argument("--inductor-cache", type=os.path.abspath, help="folder in which torch.compile keeps what it compiled")
+    p.add_argument("--inductor-cache", type=os.path.abspath,
+                   help="folder in which torch.compile keeps what it compiled")
     p.add_argument("--worker", action="store_true", help="run PyTorch on one model and print one line")
     p.add_argument("--model", default="resnet50", choices=BATCHES, help="with --worker")
     p.add_argument("--precision", default="bf16", help="with --worker")

@@ -35,7 +35,8 @@ class CompareTest(unittest.TestCase):
     def test_commands(self):
         result = compare("--rounds", "3", "--field", "a", "--their-field", "b", """echo '{"a": 3}'""",
                          """echo '{"b": 2}'""")
-        self.assertEqual((json.loads(result.stdout)["ratio"], json.loads(result.stdout)["theirs_all"]), (1.5, [2, 2, 2]))
+        line = json.loads(result.stdout)
+        self.assertEqual((line["ratio"], line["theirs_all"]), (1.5, [2, 2, 2]))
         failed = compare("--field", "a", "sh -c 'echo why >&2; exit 7'", "true")
         self.assertEqual(failed.returncode, 1)
         self.assertIn("exit code 7:\nwhy", failed.stderr)
