@@ -12,7 +12,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from runner import parser, report, use_python_package
+from runner import memory, parser, report, use_python_package
 
 use_python_package("python/tests")
 import cadre  # noqa: E402
@@ -20,12 +20,6 @@ from processes import Cluster  # noqa: E402
 
 EVERY_STEPS = 5
 TENSORS = 16
-
-
-def memory(process, field):
-    """VmRSS or VmHWM of the process in bytes."""
-    with open(f"/proc/{process}/status", encoding="utf-8") as lines:
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def train(options):

@@ -17,18 +17,11 @@ import tempfile
 import time
 
 from keep_runs import AGGREGATORS, SPEC, WORKERS, start_daemons
-from runner import Cluster, parser, report
+from runner import Cluster, memory, parser, report
 
 DAEMONS = ("coordinator", *AGGREGATORS)
 LEASE_SECONDS = 10
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def status_of(process, field):
-    for line in open(f"/proc/{process.pid}/status"):
-        if line.startswith(field + ":"):
-            return int(line.split()[1])
-    return 0
 
 
 def cpu_seconds(cluster, names=DAEMONS):
@@ -112,7 +105,7 @@ def main():
             used = floods[-1]["cpu_seconds_beside_workers"] - cpu_of_step * floods[-1]["steps"]
             burners.append(part(cluster, args, run, "burner", f"--burn_cores={used / floods[-1]['seconds']}",
                                 f"--connections={args.burner_threads}"))
-        resident = {name: status_of(cluster.processes[name], "VmHWM") // 1024 for name in DAEMONS}
+        resident = {name: memory(cluster.processes[name].pid, "VmHWM") >> 20 for name in DAEMONS}
 
     flood, burner = (statistics.median_high(one["steps_per_second"] for one in parts) for parts in (floods, burners))
     ratio = round(burner / flood, 3)

@@ -37,6 +37,12 @@ def cpu_model():
         return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
+def memory(process, field):
+    """VmRSS or VmHWM of a process, by its id or "self", in bytes."""
+    with open(f"/proc/{process}/status", encoding="utf-8") as lines:
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
 def read_lines(path):
     """The lines of a file of results; none if there is no such file."""
     if not path or not os.path.exists(path):
