@@ -16,7 +16,6 @@
 //             which hardly depends on what else the machine computes
 //   pull      one rank, the whole version
 #include <gflags/gflags.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstring>
@@ -71,13 +70,6 @@ constexpr Kind kKinds[] = {{"mean"},
                            {"e3m0+outer", true, v1::CODEC_E3M0}};
 
 int Threads() { return FLAGS_threads > 0 ? FLAGS_threads : UsableCores(); }
-
-double ProcessorSeconds() {
-  rusage usage;
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) { return time.tv_sec + 1e-6 * time.tv_usec; };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 // The statuses and the seconds of a piece of work.
 absl::StatusOr<double> Time(const std::function<absl::Status()>& work) {
@@ -213,10 +205,11 @@ class Rig {
  private:
   explicit Rig(const std::string& folder) : folder_(folder) {}
 
-  nlohmann::ordered_json Line(const std::string& measurement) const {
+  static void Print(const char* measurement, const nlohmann::ordered_json& fields) {
     nlohmann::ordered_json line = BenchLine("aggregator");
     line["measurement"] = measurement;
-    return line;
+    line.update(fields);
+    PrintLine(line);
   }
 
   absl::Status MeasureLimits(const Contributions& contributions) {
@@ -236,13 +229,11 @@ class Rig {
     const double grpc_speed = Median(std::move(grpc));
     const double disk_speed = Median(std::move(disk));
     limit_ = std::min(grpc_speed, disk_speed);
-    nlohmann::ordered_json line = Line("limits");
-    line["megabytes"] = FLAGS_megabytes;
-    line["streams"] = FLAGS_streams;
-    line["copy_gb_per_second"] = Rounded(bytes / copied.seconds / kGiga, 2);
-    line["grpc_gb_per_second"] = Rounded(grpc_speed, 3);
-    line["disk_gb_per_second"] = Rounded(disk_speed, 3);
-    PrintLine(line);
+    Print("limits", {{"megabytes", FLAGS_megabytes},
+                     {"streams", FLAGS_streams},
+                     {"copy_gb_per_second", Rounded(bytes / copied.seconds / kGiga, 2)},
+                     {"grpc_gb_per_second", Rounded(grpc_speed, 3)},
+                     {"disk_gb_per_second", Rounded(disk_speed, 3)}});
     return absl::OkStatus();
   }
 
@@ -337,7 +328,7 @@ class Rig {
                                return client.Pull(pull, version, &traffic);
                              }));
     }
-    Print(kind, contributions, Median(received), Median(applied), processor, Median(pulled));
+    PrintRounds(kind, contributions, Median(received), Median(applied), processor, Median(pulled));
     v1::DeleteRun remove;
     remove.set_run(open.run());
     remove.set_lineage(open.lineage());
@@ -371,39 +362,33 @@ class Rig {
                                     : absl::InternalError("contributions are missing");
   }
 
-  void Print(const Kind& kind, const Contributions& contributions, double received, double applied,
-             const std::vector<double>& processor, double pulled) const {
+  void PrintRounds(const Kind& kind, const Contributions& contributions, double received,
+                   double applied, const std::vector<double>& processor, double pulled) const {
     const auto bytes = static_cast<double>(contributions.Bytes());
     const double version = static_cast<double>(contributions.size()) * sizeof(float);
     const double values = version * FLAGS_groups;
-    nlohmann::ordered_json line = Line("receive");
-    line["round"] = kind.name;
-    line["groups"] = FLAGS_groups;
-    line["megabytes"] = FLAGS_megabytes;
-    line["streams"] = FLAGS_streams;
-    line["bytes"] = contributions.Bytes();
-    line["seconds"] = Rounded(received, 4);
-    line["gb_per_second"] = Rounded(bytes / received / kGiga, 3);
-    line["share_of_limit"] = Rounded(bytes / received / kGiga / limit_, 3);
-    PrintLine(line);
-    line = Line("apply");
-    line["round"] = kind.name;
-    line["groups"] = FLAGS_groups;
-    line["megabytes"] = FLAGS_megabytes;
-    line["threads"] = Threads();
-    line["seconds"] = Rounded(applied, 4);
-    line["processor_seconds"] = Rounded(Median(processor), 4);
-    line["gb_per_second"] = Rounded(values / applied / kGiga, 3);
-    line["per_core_gb_per_second"] = Rounded(values / Median(processor) / kGiga, 3);
-    line["best_per_core_gb_per_second"] =
-        Rounded(values / *std::ranges::min_element(processor) / kGiga, 3);
-    PrintLine(line);
-    line = Line("pull");
-    line["round"] = kind.name;
-    line["megabytes"] = FLAGS_megabytes;
-    line["seconds"] = Rounded(pulled, 4);
-    line["gb_per_second"] = Rounded(version / pulled / kGiga, 3);
-    PrintLine(line);
+    Print("receive", {{"round", kind.name},
+                      {"groups", FLAGS_groups},
+                      {"megabytes", FLAGS_megabytes},
+                      {"streams", FLAGS_streams},
+                      {"bytes", contributions.Bytes()},
+                      {"seconds", Rounded(received, 4)},
+                      {"gb_per_second", Rounded(bytes / received / kGiga, 3)},
+                      {"share_of_limit", Rounded(bytes / received / kGiga / limit_, 3)}});
+    const double best = *std::ranges::min_element(processor);
+    Print("apply", {{"round", kind.name},
+                    {"groups", FLAGS_groups},
+                    {"megabytes", FLAGS_megabytes},
+                    {"threads", Threads()},
+                    {"seconds", Rounded(applied, 4)},
+                    {"processor_seconds", Rounded(Median(processor), 4)},
+                    {"gb_per_second", Rounded(values / applied / kGiga, 3)},
+                    {"per_core_gb_per_second", Rounded(values / Median(processor) / kGiga, 3)},
+                    {"best_per_core_gb_per_second", Rounded(values / best / kGiga, 3)}});
+    Print("pull", {{"round", kind.name},
+                   {"megabytes", FLAGS_megabytes},
+                   {"seconds", Rounded(pulled, 4)},
+                   {"gb_per_second", Rounded(version / pulled / kGiga, 3)}});
   }
 
   const std::string folder_;

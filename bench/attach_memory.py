@@ -1,37 +1,25 @@
 #!/usr/bin/env python3
 """Host memory and disk of a run of PyTorch programs: two programs, two aggregators and a coordinator on this host.
 
-The model has --values values in fp32 and as many of gradients, and its optimizer has no state. Prints a JSON line for each
-codec. Memory is resident; what a program has besides the memory before `attach` is given in copies of the model.
+The model has --values values in fp32 and as many of gradients, and its optimizer has no state. Prints a JSON line for
+each codec. Memory is resident; what a program has besides the memory before `attach` is given in copies of the model.
 Disk is the largest size of both aggregators' folders together. Needs built programs and PyTorch:
 
     deploy/build.sh cadre_group cadre-coordinator cadre-aggregator && bench/attach_memory.py
 """
-import argparse
 import json
-import os
-import sys
 import tempfile
 import threading
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests")]
-os.environ.setdefault("CADRE_BIN", str(ROOT / "build" / "bin"))
-os.environ.setdefault("CADRE_GROUP_LIBRARY", str(ROOT / "build" / "lib" / "libcadre_group.so"))
-os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+from runner import memory, parser, report, use_python_package
 
+use_python_package("python/tests")
 import cadre  # noqa: E402
 from processes import Cluster  # noqa: E402
 
 EVERY_STEPS = 5
 TENSORS = 16
-
-
-def memory(process, field):
-    """VmRSS or VmHWM of the process in bytes."""
-    with open(f"/proc/{process}/status", encoding="utf-8") as lines:
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def train(options):
@@ -68,7 +56,8 @@ def disk_used(folders):
 def measure(cluster, codec, options):
     coding = {} if codec == "fp32" else {"codec": f"CODEC_{codec.upper()}"}
     run = {"name": f"memory-{codec}", "batch_per_group": 1, "stop": {"steps": EVERY_STEPS * options.rounds},
-           "averaging": {"every_steps": EVERY_STEPS, "min_groups": 2, **({"up": coding, "down": coding} if coding else {})},
+           "averaging": {"every_steps": EVERY_STEPS, "min_groups": 2,
+                         **({"up": coding, "down": coding} if coding else {})},
            "cluster": {"groups": 2, "aggregators": 2, "rejoin_wait_ms": 60000}}
     programs = [cluster.start(f"{codec}{number}", Path(__file__).resolve(), "--values", str(options.values), "--run",
                               json.dumps(run)) for number in range(2)]
@@ -91,32 +80,29 @@ def measure(cluster, codec, options):
     ends = [program.lines()[-1] for program in programs]
     assert ends[0]["digest"] == ends[1]["digest"]
     size = 4 * options.values
-    return {
-        "bench": "attach_memory", "codec": codec, "values": options.values, "model_bytes": size,
-        "program_before_attach": max(end["before"] for end in ends),
-        "program_copies_between_rounds": max((end["between"] - end["before"]) / size for end in ends),
-        "program_copies_largest": max((end["largest"] - end["before"]) / size for end in ends),
-        "aggregator_largest": max(memory(one.pid, "VmHWM") for one in cluster._aggregators.values()),
-        "coordinator_largest": memory(cluster._coordinator.pid, "VmHWM"),
-        "disk_copies_largest": largest_disk / size,
-    }
+    report(options, "attach_memory", codec=codec, values=options.values, model_bytes=size,
+           program_before_attach=max(end["before"] for end in ends),
+           program_copies_between_rounds=max((end["between"] - end["before"]) / size for end in ends),
+           program_copies_largest=max((end["largest"] - end["before"]) / size for end in ends),
+           aggregator_largest=max(memory(one.pid, "VmHWM") for one in cluster._aggregators.values()),
+           coordinator_largest=memory(cluster._coordinator.pid, "VmHWM"), disk_copies_largest=largest_disk / size)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--values", type=int, default=64 << 20)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--codecs", default="fp32,e3m0")
-    parser.add_argument("--run", help="run the program of a group")
-    parser.add_argument("--coordinator")
-    options = parser.parse_args()
+    p = parser(__doc__, programs=False)
+    p.add_argument("--values", type=int, default=64 << 20)
+    p.add_argument("--rounds", type=int, default=6)
+    p.add_argument("--codecs", default="fp32,e3m0")
+    p.add_argument("--run", help="run the program of a group")
+    p.add_argument("--coordinator")
+    options = p.parse_args()
     if options.run:
         return train(options)
     for codec in options.codecs.split(","):
         with tempfile.TemporaryDirectory() as folder:
             cluster = Cluster(Path(folder))
             try:
-                print(json.dumps(measure(cluster, codec, options)), flush=True)
+                measure(cluster, codec, options)
             finally:
                 cluster.stop()
 

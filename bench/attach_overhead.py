@@ -8,20 +8,14 @@ one JSON line. Needs built programs and PyTorch:
   deploy/build.sh cadre_group cadre-coordinator cadre-aggregator && bench/attach_overhead.py
 """
 
-import argparse
-import json
-import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests"), str(ROOT / "python" / "examples")]
-os.environ.setdefault("CADRE_BIN", str(ROOT / "build" / "bin"))
-os.environ.setdefault("CADRE_GROUP_LIBRARY", str(ROOT / "build" / "lib" / "libcadre_group.so"))
+from runner import parser, report, use_python_package
 
+use_python_package("python/tests", "python/examples")
 import torch  # noqa: E402
 from fashion_mnist import Net  # noqa: E402
 from processes import Cluster  # noqa: E402
@@ -74,12 +68,12 @@ def ordinary(loop, group, blocks, steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=6, help="blocks of steps with the hook")
-    parser.add_argument("--steps", type=int, default=40, help="steps of a block")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
+    p = parser(__doc__, programs=False)
+    p.add_argument("--blocks", type=int, default=6, help="blocks of steps with the hook")
+    p.add_argument("--steps", type=int, default=40, help="steps of a block")
+    p.add_argument("--rounds", type=int, default=8)
+    p.add_argument("--threads", type=int, default=1)
+    options = p.parse_args()
     torch.set_num_threads(options.threads)
     loop = Loop()
     with tempfile.TemporaryDirectory() as folder:
@@ -102,13 +96,10 @@ def main():
                 loop.steps(16 * options.rounds)
         finally:
             cluster.stop()
-    print(json.dumps({
-        "bench": "attach_overhead", "torch": torch.__version__, "threads": options.threads,
-        "parameters": sum(p.numel() for p in loop.model.parameters()),
-        "step_ms": 1e3 * without, "step_with_hook_ms": 1e3 * with_hook,
-        "ratio": with_hook / without, "hook_us": 1e6 * call, "hook_share": call / without,
-        "boundary_ms": 1e3 * statistics.median(boundaries), "codec": "CODEC_E3M0", "rounds": len(boundaries),
-    }))
+    report(options, "attach_overhead", torch=torch.__version__, threads=options.threads,
+           parameters=sum(p.numel() for p in loop.model.parameters()), step_ms=1e3 * without,
+           step_with_hook_ms=1e3 * with_hook, ratio=with_hook / without, hook_us=1e6 * call, hook_share=call / without,
+           boundary_ms=1e3 * statistics.median(boundaries), codec="CODEC_E3M0", rounds=len(boundaries))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "bench/coordinator/machine_load.h"
-#include "bench/coordinator/stream_load.h"
+#include "bench/coordinator/load.h"
 #include "bench/harness.h"
 
 DEFINE_int32(members, 100'000, "Workers of the state machine in this process.");
@@ -43,32 +42,24 @@ absl::Status Run() {
   if (!(FLAGS_placed >= 0 && FLAGS_placed <= 1)) {
     return absl::InvalidArgumentError("--placed must be between 0 and 1");
   }
+  const bool streams = FLAGS_streams != 0;
+  CADRE_RETURN_IF_ERROR(
+      RequirePositive({streams ? std::pair<const char*, double>("--streams", FLAGS_streams)
+                               : std::pair<const char*, double>("--members", FLAGS_members)}));
+  const LoadOptions options = {.workers = streams ? FLAGS_streams : FLAGS_members,
+                               .placed = FLAGS_placed,
+                               .ranks_per_group = FLAGS_ranks,
+                               .groups_per_run = FLAGS_groups,
+                               .seconds = FLAGS_seconds,
+                               .setup_seconds = FLAGS_setup_seconds,
+                               .round_seconds = FLAGS_round_seconds,
+                               .status_interval = FLAGS_status_interval,
+                               .lease = absl::Milliseconds(FLAGS_lease_ms),
+                               .programs = FLAGS_programs};
   nlohmann::ordered_json line = BenchLine("coordinator");
-  if (FLAGS_streams != 0) {
-    CADRE_RETURN_IF_ERROR(RequirePositive({{"--streams", FLAGS_streams}}));
-    CADRE_ASSIGN_OR_RETURN(const auto result,
-                           MeasureStreams({.streams = FLAGS_streams,
-                                           .placed = FLAGS_placed,
-                                           .ranks_per_group = FLAGS_ranks,
-                                           .groups_per_run = FLAGS_groups,
-                                           .seconds = FLAGS_seconds,
-                                           .setup = absl::Seconds(FLAGS_setup_seconds),
-                                           .round = absl::Seconds(FLAGS_round_seconds),
-                                           .status_interval = absl::Seconds(FLAGS_status_interval),
-                                           .lease = absl::Milliseconds(FLAGS_lease_ms),
-                                           .programs = FLAGS_programs}));
-    line.update(result);
-  } else {
-    CADRE_RETURN_IF_ERROR(RequirePositive({{"--members", FLAGS_members}}));
-    CADRE_ASSIGN_OR_RETURN(const auto result,
-                           MeasureMachine({.members = FLAGS_members,
-                                           .placed = FLAGS_placed,
-                                           .ranks_per_group = FLAGS_ranks,
-                                           .groups_per_run = FLAGS_groups,
-                                           .seconds = FLAGS_seconds,
-                                           .setup_seconds = FLAGS_setup_seconds}));
-    line.update(result);
-  }
+  CADRE_ASSIGN_OR_RETURN(const auto result,
+                         streams ? MeasureStreams(options) : MeasureMachine(options));
+  line.update(result);
   PrintLine(line);
   return absl::OkStatus();
 }

@@ -16,25 +16,24 @@ hybrid is faster, up to --measured ranks and beyond, and beside it the crossover
 also divide a step among more than two ranks for each worker. Steps need a quiet machine, epochs do not. Requires root;
 see bench/hosts.py.
 """
-import argparse
 import json
 import os
 import re
 import subprocess
-import sys
 
-from hosts import Hosts, bits_per_second, cpu_model
+from hosts import bits_per_second, run_ranks
+from runner import numbers, parser, report
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def parse():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--bin", default="build/bin", help="folder of cadre and bench_plan_error")
+    p = parser(__doc__)
     p.add_argument("--run", default=f"{FOLDER}/crossover.textproto", help="run file")
     p.add_argument("--target", type=float, default=0.88, help="test accuracy")
     p.add_argument("--batch", type=int, default=256, help="samples of a step of one worker")
-    p.add_argument("--workers", default="1,2,4,8", help="numbers of workers; each even one needs its half")
+    p.add_argument("--workers", type=numbers, default=[1, 2, 4, 8],
+                   help="numbers of workers; each even one needs its half")
     p.add_argument("--learning-rate", default="linear", help="how the rate follows the batch: linear, sqrt, none")
     p.add_argument("--max-epochs", type=int, default=20, help="of a training")
     p.add_argument("--samples", type=int, default=60000, help="of an epoch")
@@ -43,7 +42,6 @@ def parse():
     p.add_argument("--measured", type=int, default=2, help="ranks whose steps are measured, at least 1")
     p.add_argument("--seconds", type=float, default=10, help="measured time of a plan")
     p.add_argument("--folder", default="crossover", help="folder of the table of epochs and the profile")
-    p.add_argument("--output", default="", help="file for the JSON lines; empty: none")
     return p.parse_args()
 
 
@@ -54,8 +52,8 @@ def cadre(args, *words):
 
 def measure_epochs(args, table):
     """Epochs by number of workers; numbers that do not reach the target are left out."""
-    cadre(args, "measure-epochs", args.run, "--target", args.target, "--workers", args.workers, "--batch", args.batch,
-          "--rate", args.learning_rate, "--max-epochs", args.max_epochs, "-O", table)
+    cadre(args, "measure-epochs", args.run, "--target", args.target, "--workers", ",".join(map(str, args.workers)),
+          "--batch", args.batch, "--rate", args.learning_rate, "--max-epochs", args.max_epochs, "-O", table)
     with open(table, encoding="utf-8") as file:
         entries = re.findall(r"entry\s*{(.*?)}", file.read(), re.DOTALL)
     epochs = {}
@@ -69,7 +67,7 @@ def measure_epochs(args, table):
 def write_profile(args, path):
     """A profile of as many hosts of one worker as are needed, connected at --rate."""
     text = cadre(args, "probe", args.run, "--batch", args.batch, "--threads", 1, "--fresh")
-    hosts = max(map(int, args.workers.split(",")))
+    hosts = max(args.workers)
     device = re.search(r'device: "([^"]*)"', text).group(1)
     text = re.sub(r"(?ms)^(host|default_link|link) {.*?^}\n", "", text)
     with open(path, "w", encoding="utf-8") as file:
@@ -91,19 +89,9 @@ def predict(args, profile, workers, batch, strategy):
 
 def measure_step(args, ranks, batch, strategy):
     """Measured and predicted milliseconds of the plan that is predicted to be the fastest."""
-    names = [str(rank) for rank in range(ranks)]
-    with Hosts(names, args.rate) as hosts:
-        peers = ",".join(f"{hosts.address(name)}:7100" for name in names)
-        processes = []
-        for rank, name in enumerate(names):
-            command = ["taskset", "-c", name, f"{args.bin}/bench_plan_error", "--rank", name, "--peers", peers,
-                       "--models", f"{args.run}:{batch}", "--strategies", strategy,
-                       "--cores", "1" if ranks > 1 else "0", "--seconds", str(args.seconds), "--link", args.rate]
-            processes.append(hosts.start(name, command, stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                                         text=True))
-        lines = [json.loads(line) for line in processes[0].communicate()[0].splitlines()]
-        if any([process.wait() for process in processes]):
-            sys.exit(f"a group of {ranks} ranks failed")
+    command = [f"{args.bin}/bench_step", "--what", "plan-error", "--models", f"{args.run}:{batch}", "--strategies",
+               strategy, "--cores", 1 if ranks > 1 else 0, "--seconds", args.seconds, "--link", args.rate]
+    lines = run_ranks(ranks, args.rate, command, pinned=True)
     plans = [line for line in lines if line["bench"] == "plan_error"]
     best = min(plans, key=lambda line: line["predicted"]["step_ms"])
     return {"step": "measured", "step_ms": best["measured"]["step_ms"],
@@ -115,8 +103,8 @@ def result(args, profile, epochs, workers, way):
     batch_workers = workers if way == "data" else workers // 2
     batch = batch_workers * args.batch
     strategy = "batch" if way == "data" else "auto"
-    line = {"bench": "crossover", "cpu": cpu_model(), "model": os.path.basename(args.run), "target": args.target,
-            "rate": args.rate, "workers": workers, "way": way, "batch": batch, "epochs": epochs.get(batch_workers)}
+    line = {"model": os.path.basename(args.run), "target": args.target, "rate": args.rate, "workers": workers,
+            "way": way, "batch": batch, "epochs": epochs.get(batch_workers)}
     if workers > args.measured:
         predicted = predict(args, profile, workers, batch, strategy)
         line.update({"step": "predicted", "step_ms": predicted["predicted_step_ms"], **predicted})
@@ -144,23 +132,14 @@ def main():
     table, profile = f"{args.folder}/epochs.textproto", f"{args.folder}/hosts.profile"
     epochs = measure_epochs(args, table)
     write_profile(args, profile)
-    numbers = list(map(int, args.workers.split(",")))
-    lines = []
-    with open(args.output or os.devnull, "w", encoding="utf-8") as output:
-        def report(line):
-            print(json.dumps(line), flush=True)
-            output.write(json.dumps(line) + "\n")
-
-        for workers in numbers:
-            for way in ("data", "hybrid") if workers % 2 == 0 else ("data",):
-                lines.append(result(args, profile, epochs, workers, way))
-                report(lines[-1])
-        forecast = plan(args, profile, max(numbers), args.batch * max(numbers), "--epochs", table, "--samples",
-                        args.samples)["target"]
-        measured = [line for line in lines if line["workers"] <= args.measured]
-        report({"bench": "crossover_workers", "cpu": cpu_model(), "measured": crossover(measured),
-                "with_predicted_steps": crossover(lines), "cadre_plan": forecast["crossover_workers"],
-                "cadre_plan_gain": forecast["gain"], "cadre_plan_choices": forecast["choices"]})
+    lines = [report(args, "crossover", **result(args, profile, epochs, workers, way)) for workers in args.workers
+             for way in (("data", "hybrid") if workers % 2 == 0 else ("data",))]
+    forecast = plan(args, profile, max(args.workers), args.batch * max(args.workers), "--epochs", table, "--samples",
+                    args.samples)["target"]
+    measured = [line for line in lines if line["workers"] <= args.measured]
+    report(args, "crossover_workers", measured=crossover(measured), with_predicted_steps=crossover(lines),
+           cadre_plan=forecast["crossover_workers"], cadre_plan_gain=forecast["gain"],
+           cadre_plan_choices=forecast["choices"])
 
 
 if __name__ == "__main__":

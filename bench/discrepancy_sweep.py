@@ -18,15 +18,12 @@ of these points keep their accuracy within --bound. It also counts how many do n
 step beyond them (more groups, or the next H) and not recommended. Accuracies are means over seeds; `spread` is
 the largest difference between two seeds of one point; smaller differences are not significant.
 """
-import argparse
 import itertools
 import json
-import os
 import re
 import statistics
-import subprocess
-import sys
-import tempfile
+
+from runner import numbers, parser, read_lines, report, train_local
 
 SPEC = """
 name: "discrepancy-g{groups}-h{steps}"
@@ -66,14 +63,8 @@ DECAY = {"cosine": "cosine { final_fraction: 0.01 }", "constant": ""}
 FACTOR = {"none": lambda g: 1, "sqrt": lambda g: g**0.5, "linear": lambda g: g}
 
 
-def numbers(text):
-    return [int(word) for word in text.split(",")]
-
-
 def parse():
-    p = argparse.ArgumentParser(description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--bin", default="build/bin", help="folder of the programs")
+    p = parser(__doc__)
     p.add_argument("--data", default="/usr/share/datasets/fashion-mnist", help="folder of the data")
     p.add_argument("--groups", type=numbers, default=[1, 2, 4, 8], help="G, comma separated")
     p.add_argument("--steps", type=numbers, default=[1, 4, 16, 64, 256], help="H, comma separated")
@@ -86,7 +77,6 @@ def parse():
     p.add_argument("--scale", choices=FACTOR, default="linear",
                    help="how the rate follows the number of groups")
     p.add_argument("--bound", type=float, default=0.005, help="accuracy that may be lost")
-    p.add_argument("--output", default="", help="file for the JSON lines, runs in it are not run again")
     return p.parse_args()
 
 
@@ -111,49 +101,21 @@ def setting(args):
 
 def train(args, groups, steps, seed):
     """The line of one run."""
-    with tempfile.NamedTemporaryFile("w", suffix=".textproto") as file:
-        file.write(spec(args, groups, steps, seed))
-        file.flush()
-        done = subprocess.run([f"{args.bin}/cadre", "local", file.name, "-o", "json"],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{groups} groups, every {steps} steps:\n{done.stderr}")
-    run = json.loads(done.stdout.strip().splitlines()[-1])
+    run, progress = train_local(args, spec(args, groups, steps, seed), f"{groups} groups, every {steps} steps")
     drift = run["discrepancy"] or {}
     # The values in the progress lines, which appear about every two seconds.
-    seen = [float(x) for x in re.findall(r"discrepancy ([0-9.e+-]+)", done.stderr)]
-    return {"bench": "discrepancy", "groups": groups, "steps": steps, "seed": seed, **setting(args),
-            "accuracy": run["test_accuracy"], "loss": run["test_loss"], "seconds": run["seconds"],
-            "group_steps": run["steps"], "rounds": drift.get("rounds", 0),
-            "discrepancy": drift.get("smoothed"), "newest": drift.get("newest"), "seen": seen,
-            "recommendation": drift.get("recommendation", "")}
-
-
-def load(args):
-    """Lines of runs with the same setting, by (G, H, seed)."""
-    if not args.output or not os.path.exists(args.output):
-        return {}
-    with open(args.output) as file:
-        lines = [json.loads(line) for line in file]
-    same = [l for l in lines if l.get("bench") == "discrepancy"
-            and all(l.get(k) == v for k, v in setting(args).items())]
-    return {(l["groups"], l["steps"], l["seed"]): l for l in same}
+    seen = [float(x) for x in re.findall(r"discrepancy ([0-9.e+-]+)", progress)]
+    return report(args, "discrepancy", groups=groups, steps=steps, seed=seed, **setting(args),
+                  accuracy=run["test_accuracy"], loss=run["test_loss"], seconds=run["seconds"],
+                  group_steps=run["steps"], rounds=drift.get("rounds", 0), discrepancy=drift.get("smoothed"),
+                  newest=drift.get("newest"), seen=seen, recommendation=drift.get("recommendation", ""))
 
 
 def measure(args):
-    recorded = load(args)
-    lines = []
-    for groups, steps in points(args):
-        for seed in args.seeds:
-            line = recorded.get((groups, steps, seed))
-            if line is None:
-                line = train(args, groups, steps, seed)
-                if args.output:
-                    with open(args.output, "a") as file:
-                        file.write(json.dumps(line) + "\n")
-            print(json.dumps(line), flush=True)
-            lines.append(line)
-    return lines
+    """The line of each point and seed; runs that --output has with the same setting are not run again."""
+    recorded = {(l["groups"], l["steps"], l["seed"]): l for l in read_lines(args.output)
+                if l.get("bench") == "discrepancy" and all(l.get(k) == v for k, v in setting(args).items())}
+    return [recorded.get((*point, seed)) or train(args, *point, seed) for point in points(args) for seed in args.seeds]
 
 
 class Point:

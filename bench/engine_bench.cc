@@ -8,7 +8,7 @@
 //   bench_engine --model vgg11 --batch 8 --profile --layers    and of every operation
 //
 // To compare with another program, run both alternately, several times, and compare medians
-// (bench/side_by_side.py).
+// (bench/compare.py).
 //
 // step_cpu_ms is the processor time of all threads in a step (median), of all ranks together.
 //
@@ -23,7 +23,6 @@
 // reported as bytes_outside_convolutions.
 #include <gflags/gflags.h>
 #include <sys/resource.h>
-#include <time.h>
 
 #include <algorithm>
 #include <map>
@@ -235,13 +234,6 @@ absl::StatusOr<double> PeakFlops(Precision precision) {
   });
   return std::max(2.0 * kSide * kSide * kSide / product.min_seconds,
                   2.0 * 4 * kImage * kImage * kChannels * kChannels * 9 / convolved.min_seconds);
-}
-
-// Processor time of all threads of this process, up to now.
-double ProcessorSeconds() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
 // The peak of this process, up to now.

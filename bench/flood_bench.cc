@@ -11,11 +11,9 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
-#include <sys/resource.h>
 #include <time.h>
 
 #include <atomic>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -25,6 +23,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/protocol.h"
+#include "bench/harness.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "proto/cadre/v1/membership.grpc.pb.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
@@ -217,14 +216,7 @@ void Burn(double share, absl::Time end) {
   }
 }
 
-double ProcessorSeconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) { return time.tv_sec + time.tv_usec * 1e-6; };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-void Run() {
+absl::Status RunAll() {
   const absl::Time end = absl::Now() + absl::Seconds(FLAGS_seconds);
   std::atomic<uint64_t> calls = 0;
   std::vector<std::thread> threads;
@@ -235,14 +227,15 @@ void Run() {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  std::printf("{\"calls\": %llu, \"cpu_seconds\": %.2f}\n",
-              static_cast<unsigned long long>(calls.load()), ProcessorSeconds());
+  nlohmann::ordered_json line = BenchLine("flood");
+  line.update({{"calls", calls.load()}, {"cpu_seconds", Rounded(ProcessorSeconds(), 2)}});
+  PrintLine(line);
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace cadre
 
 int main(int argc, char** argv) {
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  cadre::Run();
+  return cadre::BenchMain(argc, argv, __FILE__, "bench_flood [flags]", cadre::RunAll);
 }

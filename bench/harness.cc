@@ -14,6 +14,7 @@
 #include "bench/harness.h"
 
 #include <gflags/gflags.h>
+#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -123,6 +124,12 @@ double SecondsOf(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double ProcessorSeconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
 Timing Measure(const std::function<void()>& work, const Effort& effort) {

@@ -1,6 +1,8 @@
-"""Hosts, emulated by network namespaces."""
+"""Hosts, emulated by network namespaces, and groups of ranks on them."""
+import json
 import os
 import subprocess
+import sys
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 # A bucket holds the bytes of this time, and at least a few packets.
@@ -15,12 +17,6 @@ def bits_per_second(rate):
         if rate.endswith(unit) and rate[:-len(unit)].isdigit():
             return int(rate[:-len(unit)]) * factor
     raise ValueError(f"a rate must be written as 100mbit or 1gbit, not '{rate}'")
-
-
-def cpu_model():
-    """The processor of the machine on which the hosts are."""
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 class Hosts:
@@ -107,3 +103,21 @@ class Hosts:
 
 def run(command):
     subprocess.run(command.split(), check=True)
+
+
+def run_ranks(ranks, rate, command, queue_ms=QUEUE_MS, pinned=False):
+    """Runs a program as each rank of a group, each on a host of its own and, if `pinned`, on a core. Yields the JSON
+    lines of rank 0; ends this program if a rank fails."""
+    names = [str(rank) for rank in range(ranks)]
+    with Hosts(names, rate, queue_ms) as hosts:
+        peers = ",".join(f"{hosts.address(name)}:7100" for name in names)
+        processes = []
+        for name in names:
+            words = [*(("taskset", "-c", name) if pinned else ()), *map(str, command), "--rank", name, "--peers", peers]
+            out = subprocess.PIPE if name == "0" else subprocess.DEVNULL
+            processes.append(hosts.start(name, words, stdout=out, text=True))
+        try:
+            yield from map(json.loads, processes[0].stdout)
+        finally:
+            if any([process.wait() for process in processes]):
+                sys.exit(f"a group of {ranks} ranks failed")

@@ -12,11 +12,8 @@ Programs run alternately, --rounds times, and medians are compared. Prints one J
 Without --folder, images are generated: 500 x 375 pixels, quality 90, of noise at all scales, which compresses like
 photographs. Requires PyTorch and torchvision, and a quiet machine.
 """
-import argparse
-import json
 import pathlib
 import statistics
-import subprocess
 import tempfile
 import time
 
@@ -26,7 +23,7 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg, read_file
 from torchvision.transforms import v2
 
-from hosts import cpu_model
+from runner import last_line, parser, report
 
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
@@ -35,8 +32,7 @@ WARMUP = 3
 
 
 def parse():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--loader", default="build/bin/bench_loader", help="program to compare with")
+    p = parser(__doc__)
     p.add_argument("--folder", default="", help="folder with one folder of JPEG files for each class")
     p.add_argument("--images", type=int, default=128, help="images that are generated without --folder")
     p.add_argument("--threads", default="1,2", help="numbers of threads, or processes")
@@ -82,9 +78,8 @@ def torchvision_rate(args, folder, decoder, processes):
 
 
 def cadre_rate(args, folder, threads):
-    command = [args.loader, "--folder", folder, "--threads", str(threads), "--rounds", "1",
-               "--size", str(args.size), "--batch", str(args.batch)]
-    line = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    line, _ = last_line([f"{args.bin}/bench_loader", "--folder", folder, "--threads", threads, "--rounds", 1, "--size",
+                         args.size, "--batch", args.batch])
     return line["images_per_second"]
 
 
@@ -112,10 +107,9 @@ def compare(args, folder, threads):
     medians = {name: statistics.median(values) for name, values in rates.items()}
     rival = max(("pil", "tensor"), key=medians.get)
     ratios = [a / b for a, b in zip(rates["cadre"], rates[rival])]
-    return {"bench": "loader_torchvision", "cpu": cpu_model(), "threads": threads, "size": args.size,
-            "batch": args.batch, "rounds": args.rounds, "ratio": round(medians["cadre"] / medians[rival], 3),
-            "spread": [round(min(ratios), 3), round(max(ratios), 3)], "against": rival,
-            "images_per_second": {name: round(value, 1) for name, value in medians.items()}}
+    report(args, "loader_torchvision", threads=threads, size=args.size, batch=args.batch, rounds=args.rounds,
+           ratio=round(medians["cadre"] / medians[rival], 3), spread=[round(min(ratios), 3), round(max(ratios), 3)],
+           against=rival, images_per_second={name: round(value, 1) for name, value in medians.items()})
 
 
 def main():
@@ -126,7 +120,7 @@ def main():
         if not args.folder:
             generate(folder, args.images)
         for threads in map(int, args.threads.split(",")):
-            print(json.dumps(compare(args, folder, threads)), flush=True)
+            compare(args, folder, threads)
 
 
 if __name__ == "__main__":

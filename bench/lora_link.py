@@ -9,26 +9,20 @@ programs, PyTorch, transformers and peft:
 
     deploy/build.sh cadre_group cadre-coordinator cadre-aggregator && bench/lora_link.py --codecs fp32,e3m0
 """
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "python")]
-BIN = Path(os.environ.get("CADRE_BIN", ROOT / "build" / "bin"))
-os.environ.setdefault("CADRE_GROUP_LIBRARY", str(ROOT / "build" / "lib" / "libcadre_group.so"))
+from hosts import Hosts, bits_per_second
+from runner import Cluster, parser, report, use_python_package
 
+use_python_package()
 import cadre  # noqa: E402
-from hosts import Hosts, bits_per_second, cpu_model  # noqa: E402
 
 SITES = ["here", "there"]
-PORT = 7000
 # Bytes of 256 values, with the scale that a code has for them (kernels/codec/codec.h).
 BLOCK_BYTES = {"fp32": 1024, "bf16": 512, "int8": 257, "e3m0": 129}
 
@@ -79,72 +73,54 @@ def run_of(codec, rounds):
             "cluster": {"groups": 2, "rejoin_wait_ms": 60000}}
 
 
-def bytes_of_rounds(hosts, codec):
+def bytes_of_rounds(cluster, codec):
     """Bytes between groups and aggregators in each round after those that exchange the first values."""
-    command = [str(BIN / "cadre"), "history", f"lora-{codec}", "--insecure", "--coordinator",
-               f"{hosts.address('here')}:{PORT}", "-o", "json"]
-    history = json.loads(subprocess.run(hosts.command("here", command), check=True, capture_output=True,
-                                        text=True).stdout)
-    totals = [entry["commit"]["bytes_across_groups"] for entry in history["entries"] if "commit" in entry]
+    entries = cluster.call("history", f"lora-{codec}")["entries"]
+    totals = [entry["commit"]["bytes_across_groups"] for entry in entries if "commit" in entry]
     return [later - earlier for earlier, later in zip(totals[1:], totals[2:])]
 
 
-def summary(codec, lines, rounds, rate):
-    here, there = lines
-    values = here["values"]
-    payload = values * BLOCK_BYTES[codec] / 256
-    # Each round has a transfer in each direction for each of the two groups.
-    transfer = statistics.median(rounds) / 4
-    return {
-        "bench": "lora_link", "cpu": cpu_model(), "rate": rate, "codec": codec, "values": values,
-        "adapter_bytes": 4 * values, "payload_bytes": payload, "transfer_bytes": transfer,
-        "overhead": transfer / payload - 1, "rounds": len(rounds),
-        "seconds_here": statistics.median(here["seconds"][1:]),
-        "seconds_there": statistics.median(there["seconds"][1:]),
-        "seconds_of_the_link": 2 * 8 * transfer / bits_per_second(rate),
-        "same_digest": here["digest"] == there["digest"], "discarded": here["discarded"] + there["discarded"],
-    }
-
-
-def measure(hosts, codec, options):
+def measure(cluster, codec, options):
     program = [sys.executable, __file__, "--rank", str(options.rank), "--run",
-               json.dumps(run_of(codec, options.rounds)), "--coordinator", f"{hosts.address('here')}:{PORT}"]
-    programs = [hosts.start(site, [*program, "--site", site], stdout=subprocess.PIPE, text=True) for site in SITES]
+               json.dumps(run_of(codec, options.rounds)), "--coordinator", cluster.coordinator]
+    programs = [cluster.hosts.start(site, [*program, "--site", site], stdout=subprocess.PIPE, text=True)
+                for site in SITES]
     try:
-        lines = [json.loads(one.communicate(timeout=600)[0].splitlines()[-1]) for one in programs]
+        here, there = [json.loads(one.communicate(timeout=600)[0].splitlines()[-1]) for one in programs]
     finally:
         for one in programs:
             one.kill()
             one.wait()
-    return summary(codec, lines, bytes_of_rounds(hosts, codec), options.rate)
+    rounds = bytes_of_rounds(cluster, codec)
+    payload = here["values"] * BLOCK_BYTES[codec] / 256
+    # Each round has a transfer in each direction for each of the two groups.
+    transfer = statistics.median(rounds) / 4
+    report(options, "lora_link", rate=options.rate, codec=codec, values=here["values"],
+           adapter_bytes=4 * here["values"], payload_bytes=payload, transfer_bytes=transfer,
+           overhead=transfer / payload - 1, rounds=len(rounds), seconds_here=statistics.median(here["seconds"][1:]),
+           seconds_there=statistics.median(there["seconds"][1:]),
+           seconds_of_the_link=2 * 8 * transfer / bits_per_second(options.rate),
+           same_digest=here["digest"] == there["digest"], discarded=here["discarded"] + there["discarded"])
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--codecs", default="fp32,e3m0")
-    parser.add_argument("--rate", default="10mbit")
-    parser.add_argument("--rank", type=int, default=32, help="of the adapters")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--site", choices=SITES, help="run the program of this site")
-    parser.add_argument("--run")
-    parser.add_argument("--coordinator")
-    options = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("--codecs", default="fp32,e3m0")
+    p.add_argument("--rate", default="10mbit")
+    p.add_argument("--rank", type=int, default=32, help="of the adapters")
+    p.add_argument("--rounds", type=int, default=12)
+    p.add_argument("--site", choices=SITES, help="run the program of this site")
+    p.add_argument("--run")
+    p.add_argument("--coordinator")
+    options = p.parse_args()
     if options.site:
         return train(options)
     with Hosts(SITES, options.rate) as hosts, tempfile.TemporaryDirectory() as folder:
-        address = f"{hosts.address('here')}:{PORT}"
-        daemons = [
-            hosts.start("here", [str(BIN / "cadre-coordinator"), "--insecure", f"--listen={address}",
-                                 f"--store={folder}/store.db"]),
-            hosts.start("here", [str(BIN / "cadre-aggregator"), "--insecure", "--name=here", f"--coordinator={address}",
-                                 f"--listen={hosts.address('here')}:7001", f"--data_dir={folder}/shards"])]
-        try:
+        with Cluster(options.bin, folder, hosts) as cluster:
+            cluster.start_coordinator(host="here")
+            cluster.start_aggregator("here", host="here")
             for codec in options.codecs.split(","):
-                print(json.dumps(measure(hosts, codec, options)), flush=True)
-        finally:
-            for daemon in daemons:
-                daemon.terminate()
-                daemon.wait()
+                measure(cluster, codec, options)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,12 @@ Accuracy is that of the last version on the test split. The traffic factor compa
 aggregators, with headers, with 8 bytes for each parameter and step of each group. --summarize prints Markdown tables;
 differences to the baseline are means over the seeds that both have.
 """
-import argparse
-import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
-import tempfile
 from typing import NamedTuple
+
+from runner import numbers, parser, read_lines, report, train_local
 
 RUN_FILES = pathlib.Path(__file__).with_name("low_traffic")
 BASELINE = "synchronous"
@@ -31,7 +28,7 @@ SCALED_BASELINE = "synchronous, scaled rate"
 BF16_BASELINE = "synchronous, bf16"
 BASELINES = (BASELINE, SCALED_BASELINE, BF16_BASELINE)
 # Other programs may use the machine; a worker that gets little time for a while has not failed.
-FLAGS = ("--threads", "1", "--lease-ms", "60000", "--quiet", "-o", "json")
+FLAGS = ("--threads", "1", "--lease-ms", "60000", "--quiet")
 
 NESTEROV = "nesterov {}"
 SHORTER_NESTEROV = "nesterov { momentum: 0.5 }"
@@ -159,47 +156,19 @@ def selected(words):
             yield experiment, each
 
 
-def cpu():
-    with open("/proc/cpuinfo") as file:
-        return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "unknown")
-
-
-def train(run, args):
-    """The line of one run."""
-    with tempfile.NamedTemporaryFile("w", suffix=".textproto") as file:
-        file.write(run.spec(tokens=args.tokens))
-        file.flush()
-        done = subprocess.run([os.path.join(args.bin, "cadre"), "local", file.name, *FLAGS], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{run.experiment}, {run.setting}, seed {run.seed}:\n{done.stderr}")
-    result = json.loads(done.stdout.strip().splitlines()[-1])
-    return {"bench": "low_traffic", **run.key(), "parameters": result["parameters"], "steps": result["steps"],
-            "rounds": result["rounds_committed"], "accuracy": result["test_accuracy"], "loss": result["test_loss"],
-            "traffic_factor": result["traffic_factor"], "bytes_up": result["bytes_up"],
-            "bytes_down": result["bytes_down"], "seconds": result["seconds"], "cpu": cpu()}
-
-
-def load(path):
-    if not path or not os.path.exists(path):
-        return []
-    with open(path) as file:
-        return [json.loads(line) for line in file]
-
-
 def measure(args):
-    recorded = load(args.output)
+    recorded = read_lines(args.output)
     pairs = list(dict.fromkeys(selected(args.select)))
     for seed in args.seeds:
         for pair in pairs:
             run = Run(*pair, seed)
             if any(run.key().items() <= line.items() for line in recorded):
                 continue
-            line = json.dumps(train(run, args))
-            print(line, flush=True)
-            if args.output:
-                with open(args.output, "a") as file:
-                    file.write(line + "\n")
+            what = f"{run.experiment}, {run.setting}, seed {run.seed}"
+            result, _ = train_local(args, run.spec(tokens=args.tokens), what, *FLAGS)
+            report(args, "low_traffic", **run.key(), parameters=result["parameters"], steps=result["steps"],
+                   rounds=result["rounds_committed"], accuracy=result["test_accuracy"], loss=result["test_loss"],
+                   **{name: result[name] for name in ("traffic_factor", "bytes_up", "bytes_down", "seconds")})
 
 
 def spread(values, digits):
@@ -247,18 +216,15 @@ def summarize(lines):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("select", nargs="*", metavar="EXPERIMENT[/SETTING]",
-                        help=f"of {', '.join(EXPERIMENTS)}; default: all")
-    parser.add_argument("--bin", default="build/bin", help="folder of the programs")
-    parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 3],
-                        help="separated by commas")
-    parser.add_argument("--tokens", default="tokens", help="folder of the files that bench/text_tokens.py makes")
-    parser.add_argument("--output", help="file for the JSON lines")
-    parser.add_argument("--summarize", metavar="FILE", help="print the tables of the lines in FILE, and train nothing")
-    args = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("select", nargs="*", metavar="EXPERIMENT[/SETTING]",
+                   help=f"of {', '.join(EXPERIMENTS)}; default: all")
+    p.add_argument("--seeds", type=numbers, default=[1, 2, 3], help="separated by commas")
+    p.add_argument("--tokens", default="tokens", help="folder of the files that bench/text_tokens.py makes")
+    p.add_argument("--summarize", metavar="FILE", help="print the tables of the lines in FILE, and train nothing")
+    args = p.parse_args()
     if args.summarize:
-        print(summarize(load(args.summarize)))
+        print(summarize(read_lines(args.summarize)))
     else:
         measure(args)
 

@@ -1,78 +1,47 @@
 #!/usr/bin/env python3
 """Compares predicted with measured step times of plans.
 
-Runs bench_plan_error for groups of 1, 2 and 4 ranks, each rank on a host of its own (a network
-namespace) behind a link of the given rate, writes the output to --output and prints a table:
+Runs `bench_step --what plan-error` for groups of 1, 2 and 4 ranks, each rank on a host of its own (a network
+namespace) behind a link of the given rate, and prints its lines and then a table:
 
     sudo bench/plan_error.py --bin build/bin --output plan-error.jsonl
 
 Every line of the output is one plan of one model on one group. The last line is a summary: the median and the
 largest absolute error, and by how much the planner's choices were slower than the fastest plans.
 """
-import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 
-from hosts import Hosts
+from hosts import run_ranks
+from runner import numbers, parser, read_lines, report
 
 MODELS = "lenet:256,mlp:256,alexnet:32,resnet18:16,vgg11:8"
 
 
 def parse():
-    p = argparse.ArgumentParser(description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--bin", default="build/bin", help="folder of bench_plan_error")
+    p = parser(__doc__)
     p.add_argument("--models", default=MODELS, help="model:batch, comma separated")
-    p.add_argument("--ranks", default="1,2,4", help="sizes of groups")
+    p.add_argument("--ranks", type=numbers, default=[1, 2, 4], help="sizes of groups")
     p.add_argument("--micro-batches", type=int, default=1, help="of a step; more than 1: also pipelines")
     p.add_argument("--strategies", default="", help="only these, such as batch,auto; pipelines and placed plans follow"
                    " their own flags")
     p.add_argument("--placed", action="store_true", help="also the plan that places each layer on one rank")
     p.add_argument("--rate", default="1gbit", help="rate of every host's link, separated by commas")
     p.add_argument("--seconds", type=float, default=4, help="measured time of each plan")
-    p.add_argument("--output", default="", help="file for the JSON lines; empty: none")
     p.add_argument("--table", default="", help="print the table of an existing file and run nothing")
     return p.parse_args()
 
 
-def run_group(args, ranks, rate):
-    """The lines that rank 0 of a group prints."""
-    names = [str(rank) for rank in range(ranks)]
-    with Hosts(names, rate) as hosts:
-        peers = ",".join(f"{hosts.address(name)}:7100" for name in names)
-        cores = os.cpu_count() / ranks if ranks > 1 else 0
-        processes = []
-        for rank in range(ranks):
-            command = [f"{args.bin}/bench_plan_error", "--rank", str(rank), "--peers", peers,
-                       "--models", args.models, "--link", rate,
-                       "--micro_batches", str(args.micro_batches), f"--placed={str(args.placed).lower()}",
-                       "--strategies", args.strategies,
-                       "--cores", str(cores), "--seconds", str(args.seconds)]
-            out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-            processes.append(hosts.start(str(rank), command, stdout=out, text=True))
-        try:
-            for line in processes[0].stdout:
-                yield json.loads(line)
-        finally:
-            if any([process.wait() for process in processes]):
-                sys.exit(f"a group of {ranks} ranks failed")
+def command(args, ranks, rate):
+    return [f"{args.bin}/bench_step", "--what", "plan-error", "--models", args.models, "--link", rate,
+            "--micro_batches", args.micro_batches, f"--placed={str(args.placed).lower()}", "--strategies",
+            args.strategies, "--cores", os.cpu_count() / ranks if ranks > 1 else 0, "--seconds", args.seconds]
 
 
-def measure(args, output):
-    """All lines; each is also written to `output` immediately."""
-    lines = []
-    for rate in args.rate.split(","):
-        for ranks in map(int, args.ranks.split(",")):
-            for line in run_group(args, ranks, rate):
-                lines.append(line)
-                output.write(json.dumps(line) + "\n")
-                output.flush()
-                print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    return lines
+def measure(args):
+    return [report(args, **line) for rate in args.rate.split(",") for ranks in args.ranks
+            for line in run_ranks(ranks, rate, command(args, ranks, rate))]
 
 
 def show(lines):
@@ -102,12 +71,7 @@ def show(lines):
 
 def main():
     args = parse()
-    if args.table:
-        with open(args.table, encoding="utf-8") as file:
-            show([json.loads(line) for line in file])
-        return
-    with open(args.output or os.devnull, "w", encoding="utf-8") as output:
-        show(measure(args, output))
+    show(read_lines(args.table) if args.table else measure(args))
 
 
 if __name__ == "__main__":

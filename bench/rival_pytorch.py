@@ -8,7 +8,7 @@ medians are compared. Each run is a process of its own. Prints one JSON line for
 
     bench/rival_pytorch.py --models lenet,gpt --threads 1,2
     bench/rival_pytorch.py --models gpt --precisions fp32 --modes eager --finalists 1
-    bench/rival_pytorch.py --worker --model resnet18 --threads 2 --layout channels-last     PyTorch alone, one line
+    bench/rival_pytorch.py --worker "fp32 channels-last eager fused" --models resnet18 --threads 2     PyTorch alone
 
 `ratio` is samples per second of Cadre divided by those of the fastest PyTorch of the same precision; `ratio_best`
 compares with the fastest of all. `spread` is the interval from the smallest to the largest ratio of one round.
@@ -20,31 +20,25 @@ compile as one graph, are listed with their error.
 
 Requires PyTorch (the CPU build of torch 2.13.0), in this Python or in the one that --python names.
 """
-import argparse
 import itertools
 import json
 import os
 import pathlib
 import resource
 import statistics
-import subprocess
 import sys
 import time
 
+from gpu.gpu_step import run, run_file
+from runner import parser, report
+
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
 
 BATCHES = {"lenet": 64, "alexnet": 16, "vgg11": 8, "vgg16": 4, "resnet18": 16, "resnet50": 8,
            "inception-v3": 4, "gpt": 16, "gpt2-small": 1, "attention-4096": 4}
-# The instruction sets on which the speed of matrix products depends.
-INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16",
-                    "asimd", "sve", "bf16", "i8mm")
-
 
 def parse():
-    p = argparse.ArgumentParser(description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--engine", default="build/bin/bench_engine", help="program to compare with")
+    p = parser(__doc__)
     p.add_argument("--python", default=sys.executable, help="Python that has PyTorch")
     p.add_argument("--models", default="lenet,alexnet,resnet18,gpt", help="separated by commas")
     p.add_argument("--threads", default="1,2", help="numbers of threads, separated by commas")
@@ -59,16 +53,9 @@ def parse():
     p.add_argument("--steps", type=int, default=5, help="timed steps of a run")
     p.add_argument("--warmup", type=int, default=2, help="steps before these")
     p.add_argument("--limit", type=float, default=600, help="seconds of one run")
-    p.add_argument("--worker", action="store_true", help="run PyTorch once and print one line")
+    p.add_argument("--worker", metavar="CONFIGURATION",
+                   help="run PyTorch once, such as 'fp32 channels-last eager fused', on one model and print one line")
     p.add_argument("--peaks", action="store_true", help="print the peaks of the processor")
-    p.add_argument("--model", default="lenet", help="with --worker")
-    p.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="with --worker")
-    p.add_argument("--layout", default="default", choices=["default", "channels-last"],
-                   help="with --worker")
-    p.add_argument("--mode", default="eager", choices=["eager", "compile", "max-autotune"],
-                   help="with --worker")
-    p.add_argument("--optimizer", default="foreach", choices=["foreach", "fused"],
-                   help="with --worker")
     return p.parse_args()
 
 
@@ -83,49 +70,26 @@ def set_threads(torch, threads):
 
 def worker(args):
     import torch
-    from torch_models import MODELS, random_batch
+    from torch_models import TorchSteps
 
     set_threads(torch, int(args.threads))
-    torch.manual_seed(1)
-    net = MODELS[args.model]()
-    batch = args.batch or BATCHES[args.model]
-    inputs, labels = random_batch(args.model, batch)
-    if args.layout == "channels-last" and inputs.dim() == 4:
-        net = net.to(memory_format=torch.channels_last)
-        inputs = inputs.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9,
-                                **{args.optimizer: True})
-    criterion = torch.nn.CrossEntropyLoss()
-    run = net
-    if args.mode != "eager":
-        # An error instead of eager execution of what cannot be compiled.
-        run = torch.compile(net, mode=None if args.mode == "compile" else "max-autotune", fullgraph=True)
-
-    def step():
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
-            loss = criterion(run(inputs), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    first = [step() for _ in range(max(1, args.warmup))][0]
+    model, batch = args.models, args.batch or BATCHES[args.models]
+    precision, layout, mode, optimizer = args.worker.split()
+    steps = TorchSteps(model, batch, precision, mode, layout=layout, optimizer=optimizer, fullgraph=True)
+    first = [steps.step().item() for _ in range(max(1, args.warmup))][0]
     seconds, processor_seconds = [], []
     for _ in range(args.steps):
         start, processor_start = time.perf_counter(), time.process_time()
-        last = step()
+        last = steps.step().item()
         seconds.append(time.perf_counter() - start)
         processor_seconds.append(time.process_time() - processor_start)
     median = statistics.median(seconds)
-    print(json.dumps({
-        "bench": "torch_step", "torch": torch.__version__, "model": args.model, "batch": batch,
-        "threads": torch.get_num_threads(), "precision": args.precision, "layout": args.layout,
-        "mode": args.mode, "optimizer": args.optimizer,
-        "parameters": sum(p.numel() for p in net.parameters()),
-        "samples_per_second": batch / median, "step_ms": median * 1e3,
-        "step_cpu_ms": statistics.median(processor_seconds) * 1e3,
-        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "first_loss": first, "last_loss": last}))
+    report(args, "torch_step", torch=torch.__version__, model=model, batch=batch, threads=torch.get_num_threads(),
+           precision=precision, layout=layout, mode=mode, optimizer=optimizer, parameters=steps.parameters,
+           samples_per_second=batch / median, step_ms=median * 1e3,
+           step_cpu_ms=statistics.median(processor_seconds) * 1e3,
+           peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, first_loss=first,
+           last_loss=last)
 
 
 def best_rate(work, run):
@@ -160,132 +124,104 @@ def peaks(args):
 
 
 def processor():
-    """The model of the CPU and those of INSTRUCTION_SETS that it has."""
-    fields = {}
-    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition(":")
-        fields.setdefault(name.strip(), value.strip())
-    flags = fields.get("flags", fields.get("Features", "")).split()
-    return {"cpu": fields.get("model name", "unknown"), "cores": len(os.sched_getaffinity(0)),
-            "family_model": [fields.get("cpu family", ""), fields.get("model", "")],
-            "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags]}
-
-
-def run(command, limit, environment=None):
-    """(the last JSON line that the command prints, None), or (None, the reason why there is none)."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit,
-                              env={**os.environ, **(environment or {})})
-    except subprocess.TimeoutExpired:
-        return None, f"no result after {limit:g} s"
-    except OSError as error:
-        sys.exit(f"rival_pytorch: {error}")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not lines:
-        return None, f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"
-    return json.loads(lines[-1]), None
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        fields = dict(reversed([line.split("\t", 1) for line in file if "\t" in line]))
+    return {"cores": len(os.sched_getaffinity(0)),
+            "family_model": [fields.get(name, "").strip(": \t\n") for name in ("cpu family", "model")]}
 
 
 class Comparison:
-    """One model with one number of threads."""
+    """One model with one number of threads. Programs are named by their precision, layout, mode and optimizer; Cadre by
+    "cadre" and its precision."""
 
     def __init__(self, args, model, threads):
         self.args, self.model, self.threads = args, model, threads
+        self.precisions = args.precisions.split(",")
         self.batch = args.batch or BATCHES[model]
-        # A model that is not in the zoo has a run file in this folder.
-        file = HERE / f"{model}.textproto"
-        self.engine_model = str(file) if file.exists() else model
-        self.shared = ["--batch", str(self.batch), "--threads", str(threads),
-                       "--steps", str(args.steps), "--warmup", str(args.warmup)]
         # OpenMP threads of both programs wait by spinning, as on a machine of their own.
-        self.environment = {"GOMP_SPINCOUNT": "10000", "OMP_NUM_THREADS": str(threads)}
+        self.environment = {**os.environ, "GOMP_SPINCOUNT": "10000", "OMP_NUM_THREADS": str(threads)}
         self.failures = {}
 
+    def run(self, *command):
+        """The last line of a program, or None and the reason why there is none."""
+        result = run([*map(str, command), "--threads", str(self.threads)], self.args.limit, self.environment)
+        return (None if result.failure else result.line), result.failure
+
     def torch(self, *flags):
-        command = [self.args.python, str(HERE / "rival_pytorch.py"), *flags]
-        return run(command, self.args.limit, self.environment)
+        return self.run(self.args.python, HERE / "rival_pytorch.py", *flags)
 
-    def rival(self, precision, layout, mode, optimizer):
-        return self.torch("--worker", "--model", self.model, *self.shared, "--precision", precision, "--layout", layout,
-                          "--mode", mode, "--optimizer", optimizer)
-
-    def cadre(self, precision):
-        command = [self.args.engine, "--model", self.engine_model, *self.shared, "--precision", precision]
-        return run(command, self.args.limit, self.environment)
+    def measure(self, name):
+        """The line of one program; None, once it has failed."""
+        if name in self.failures:
+            return None
+        shared = ["--batch", self.batch, "--steps", self.args.steps, "--warmup", self.args.warmup]
+        if name.startswith("cadre "):
+            line, failure = self.run(f"{self.args.bin}/bench_engine", "--model", run_file(self.model), "--precision",
+                                     name.split()[1], *shared)
+        else:
+            line, failure = self.torch("--worker", name, "--models", self.model, *shared)
+        if failure:
+            self.failures[name] = failure
+        return line
 
     def finalists(self):
-        """The fastest configurations of each precision, after one short run of each."""
+        """The fastest configurations of each precision, and the speeds of all, after one short run of each."""
         args, speeds = self.args, {}
-        layouts = args.layouts.split(",")
-        if self.model.startswith(("gpt", "attention")):
-            layouts = ["default"]  # There are no images.
-        for configuration in itertools.product(args.precisions.split(","), layouts,
-                                               args.modes.split(","), args.optimizers.split(",")):
-            line, failure = self.rival(*configuration)
-            if failure:
-                self.failures[" ".join(configuration)] = failure
-            else:
-                speeds[configuration] = line["samples_per_second"]
+        # Text has no images.
+        layouts = "default" if self.model.startswith(("gpt", "attention")) else args.layouts
+        words = (args.precisions, layouts, args.modes, args.optimizers)
+        for name in map(" ".join, itertools.product(*(word.split(",") for word in words))):
+            if line := self.measure(name):
+                speeds[name] = line["samples_per_second"]
         ranking = sorted(speeds, key=speeds.get, reverse=True)
-        chosen = []
-        for precision in args.precisions.split(","):
-            chosen += [c for c in ranking if c[0] == precision][:args.finalists]
-        return chosen, {" ".join(c): round(speeds[c], 2) for c in ranking}
+        chosen = [[name for name in ranking if name.startswith(p)][:args.finalists] for p in self.precisions]
+        return sum(chosen, []), {name: round(speeds[name], 2) for name in ranking}
 
     def result(self):
         args = self.args
-        peak, failure = self.torch("--peaks", "--threads", str(self.threads))
+        peak, failure = self.torch("--peaks")
         if failure:
             sys.exit(f"rival_pytorch: {args.python} does not run PyTorch: {failure}")
         chosen, tried = self.finalists()
         if not chosen:
             sys.exit(f"rival_pytorch: no configuration of PyTorch runs: {self.failures}")
-        turns = {f"cadre {p}": lambda p=p: self.cadre(p) for p in args.precisions.split(",")}
-        turns |= {" ".join(c): lambda c=c: self.rival(*c) for c in chosen}
-        speeds = {name: [] for name in turns}
-        processor_ms = {name: [] for name in turns}
-        parameters, memory = {}, {}
+        lines = {name: [] for name in (*(f"cadre {p}" for p in self.precisions), *chosen)}
         for _ in range(args.rounds):
-            for name, turn in turns.items():
-                if name in self.failures:
-                    continue
-                line, failure = turn()
-                if failure:
-                    self.failures[name] = failure
-                else:
-                    speeds[name].append(line["samples_per_second"])
-                    processor_ms[name].append(line["step_cpu_ms"])
-                    parameters[name] = line["parameters"]
-                    memory[name] = line["peak_resident_bytes"]
-        medians = {name: statistics.median(values) for name, values in speeds.items()
-                   if len(values) == args.rounds}
-        line = {"bench": "rival_pytorch", **processor(), **peak, "model": self.model,
-                "batch": self.batch, "threads": self.threads, "rounds": args.rounds}
-        theirs = {name: value for name, value in medians.items() if not name.startswith("cadre")}
-        for precision in args.precisions.split(","):
-            ours = medians.get(f"cadre {precision}")
+            for name in lines:
+                if line := self.measure(name):
+                    lines[name].append(line)
+
+        def all_of(field):
+            return {name: [line[field] for line in runs] for name, runs in lines.items()}
+
+        speeds, processor_ms = all_of("samples_per_second"), all_of("step_cpu_ms")
+        medians = {name: statistics.median(values) for name, values in speeds.items() if len(values) == args.rounds}
+        theirs = {name: value for name, value in medians.items() if name in chosen}
+        line = {**processor(), **peak, "model": self.model, "batch": self.batch, "threads": self.threads,
+                "rounds": args.rounds}
+        for precision in self.precisions:
+            cadre = f"cadre {precision}"
             same = {n: v for n, v in theirs.items() if n.startswith(precision)}
-            if ours is None or not same:
+            if cadre not in medians or not same:
                 continue
+            line["instruction_sets"] = lines[cadre][0]["instruction_sets"]
             best, best_of_all = max(same, key=same.get), max(theirs, key=theirs.get)
-            rounds = [a / b for a, b in zip(speeds[f"cadre {precision}"], speeds[best], strict=True)]
-            cpu = [statistics.median(processor_ms[name]) for name in (best, f"cadre {precision}")]
-            line[precision] = {"ratio": round(ours / same[best], 3), "against": best,
+            rounds = [a / b for a, b in zip(speeds[cadre], speeds[best], strict=True)]
+            cpu = [statistics.median(processor_ms[name]) for name in (best, cadre)]
+            line[precision] = {"ratio": round(medians[cadre] / same[best], 3), "against": best,
                                "spread": [round(min(rounds), 3), round(max(rounds), 3)],
                                "ratio_cpu": round(cpu[0] / cpu[1], 3),
-                               "ratio_best": round(ours / theirs[best_of_all], 3),
+                               "ratio_best": round(medians[cadre] / theirs[best_of_all], 3),
                                "against_best": best_of_all}
         line["samples_per_second"] = {name: round(value, 2) for name, value in medians.items()}
-        line["all"] = {name: [round(v, 2) for v in values] for name, values in speeds.items()}
-        line["step_cpu_ms"] = {name: [round(v, 2) for v in values]
-                               for name, values in processor_ms.items()}
-        line["peak_resident_bytes"] = memory
-        line["tried"] = tried
+        for field, values in (("all", speeds), ("step_cpu_ms", processor_ms)):
+            line[field] = {name: [round(v, 2) for v in series] for name, series in values.items()}
+        memory, parameters = ({name: values[-1] for name, values in all_of(field).items() if values}
+                              for field in ("peak_resident_bytes", "parameters"))
+        line |= {"peak_resident_bytes": memory, "tried": tried}
         if len(set(parameters.values())) > 1:
             line["parameters"] = parameters
-        if self.failures:
-            line["failures"] = self.failures
-        return line
+        return line | ({"failures": self.failures} if self.failures else {})
 
 
 def main():
@@ -300,7 +236,7 @@ def main():
             sys.exit(f"rival_pytorch: no model '{model}'; there are {', '.join(BATCHES)}")
     for model in models:
         for threads in args.threads.split(","):
-            print(json.dumps(Comparison(args, model, int(threads)).result()), flush=True)
+            report(args, "rival_pytorch", **Comparison(args, model, int(threads)).result())
     return None
 
 

@@ -1,4 +1,5 @@
-"""The networks of model/zoo, GPT-2-small, and one attention, in PyTorch: what the benchmarks compare Cadre with.
+"""The networks of model/zoo, GPT-2-small, and one attention, in PyTorch, and their training steps: what the benchmarks
+compare Cadre with.
 
 Layers, initial ranges and outputs are those of the run files; the benchmarks report the number of parameters, so
 that a difference shows.
@@ -264,3 +265,48 @@ def random_batch(model, batch):
                 torch.randint(vocabulary, (batch * length,)))
     channels, side, classes = IMAGES.get(model, IMAGE)
     return torch.rand(batch, channels, side, side), torch.randint(classes, (batch,))
+
+
+class TorchSteps:
+    """Training steps of one network on one batch, by SGD with momentum."""
+
+    def __init__(self, model, batch, precision, mode, device="cpu", layout="channels-last", optimizer="fused",
+                 fullgraph=False):
+        """`mode`: "eager", "compile", or a mode of torch.compile. `fullgraph`: what cannot be compiled is an error."""
+        torch.manual_seed(1)
+        self.device, self.bf16 = device, precision == "bf16"
+        net = MODELS[model]().to(device)
+        inputs, labels = random_batch(model, batch)
+        if layout == "channels-last" and inputs.dim() == 4:
+            net = net.to(memory_format=torch.channels_last)
+            inputs = inputs.to(memory_format=torch.channels_last)
+        if device == "cuda":
+            # In pinned host memory, as a data loader would leave them.
+            inputs, labels = inputs.pin_memory(), labels.pin_memory()
+        self.inputs, self.labels = inputs, labels
+        self.parameters = sum(p.numel() for p in net.parameters())
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9, **{optimizer: True})
+        criterion = nn.CrossEntropyLoss()
+
+        def loss_of(x, y):
+            return criterion(net(x), y)
+
+        # The loss is compiled, too, so that it is fused with the last layer.
+        self.loss_of = loss_of if mode == "eager" else torch.compile(
+            loss_of, mode=None if mode == "compile" else mode, fullgraph=fullgraph)
+
+    def step(self):
+        # Tensors of the step before may be overwritten, if a graph is replayed.
+        torch.compiler.cudagraph_mark_step_begin()
+        x = self.inputs.to(self.device, non_blocking=True)
+        y = self.labels.to(self.device, non_blocking=True)
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.bf16):
+            loss = self.loss_of(x, y)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def synchronize(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()

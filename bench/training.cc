@@ -57,6 +57,16 @@ absl::Status StepLoop::Run(int steps) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<double>> StepLoop::Time(int rounds, int steps) {
+  std::vector<double> seconds;
+  for (int round = 0; round < rounds; ++round) {
+    const absl::Time start = absl::Now();
+    CADRE_RETURN_IF_ERROR(Run(steps));
+    seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start) / steps);
+  }
+  return seconds;
+}
+
 int64_t ParameterCount(const Replica& replica) {
   int64_t count = 0;
   for (const Parameter& parameter : replica.index().parameters()) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/median.h"
@@ -45,6 +46,8 @@ class StepLoop {
 
   // Runs `steps` steps. Errors: Replica::Step's.
   absl::Status Run(int steps);
+  // Seconds of a step: the mean of each of `rounds` rounds of `steps` steps. Errors: Run's.
+  absl::StatusOr<std::vector<double>> Time(int rounds, int steps);
 
   // Number of the next step. No two steps have the same, because recorded steps read it from
   // memory.

@@ -134,22 +134,21 @@ nlohmann::ordered_json Line(const Comparison& comparison, const Row& row,
                             int64_t bytes, bool in_place) {
   const Measurement& own = Fastest(row.variants, measured);
   const double bandwidth = static_cast<double>(bytes) / own.timing.seconds / 1e9;
-  nlohmann::ordered_json line = {
-      {"transport", row.name.fabric},
-      {"algorithm", row.name.algorithm},
-      {"chosen", own.algorithm},
-      {"ranks", ranks},
-      {"dtype", std::string(DTypeName(dtype))},
-      {"in_place", in_place},
-      {"bytes", bytes},
-      {"seconds", own.timing.seconds},
-      {"min_seconds", own.timing.min_seconds},
-      {"algbw", bandwidth},
-      {"busbw", bandwidth * 2 * (ranks - 1) / ranks},
-      {"errors", own.errors},
-      {"rounds", own.timing.rounds},
-      {"iterations", own.timing.iterations},
-  };
+  nlohmann::ordered_json line = BenchLine("allreduce");
+  line.update({{"transport", row.name.fabric},
+               {"algorithm", row.name.algorithm},
+               {"chosen", own.algorithm},
+               {"ranks", ranks},
+               {"dtype", std::string(DTypeName(dtype))},
+               {"in_place", in_place},
+               {"bytes", bytes},
+               {"seconds", own.timing.seconds},
+               {"min_seconds", own.timing.min_seconds},
+               {"algbw", bandwidth},
+               {"busbw", bandwidth * 2 * (ranks - 1) / ranks},
+               {"errors", own.errors},
+               {"rounds", own.timing.rounds},
+               {"iterations", own.timing.iterations}});
   AddComparisons(comparison, row, measured, own.timing.seconds, line);
   return line;
 }

@@ -20,6 +20,7 @@ from chaos_rig.replay import Archive, commits, replay
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from hosts import Hosts  # noqa: E402
+from runner import cpu_model  # noqa: E402
 
 # Set in the process that has namespaces of its own: its folder.
 INSIDE = "CADRE_CHAOS_INSIDE"
@@ -202,6 +203,7 @@ def result_of(args, history, cluster, archive, times, failures):
     busy = sum(os.times()[:4])
     result = {
         "bench": "chaos",
+        "cpu": cpu_model(),
         "ok": bool(replayed["replay_equal"]) and not violations,
         "step_efficiency": round(checker.steps(middle, end) / (rate * (end - middle)), 4),
         "sample_efficiency": round(checker.samples(middle, end) / (samples_rate * (end - middle)), 4),

@@ -6,14 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/protocol.h"
 #include "base/status.h"
-#include "model/validate.h"
-#include "model/zoo_file.h"
 
 namespace cadre {
 namespace {
 
-constexpr uint32_t kEverySteps = 10;
-constexpr uint32_t kTotalSteps = 2'000'000'000;
 // So many that no epoch ends during a measurement, and thus no evaluation is due.
 constexpr uint64_t kTrainSamples = uint64_t{1} << 50;
 constexpr uint64_t kTestSamples = 1024;
@@ -24,21 +20,6 @@ uint64_t DigestOf(uint32_t shard, uint32_t version) {
 }
 
 }  // namespace
-
-absl::StatusOr<v1::RunSpec> LoadSpec(int groups, int ranks) {
-  CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpecOrZoo("lenet"));
-  v1::RunSpec& spec = file.spec;
-  spec.set_name("load");
-  spec.mutable_averaging()->set_every_steps(kEverySteps);
-  spec.mutable_stop()->Clear();
-  spec.mutable_stop()->set_steps(kTotalSteps);
-  spec.mutable_cluster()->set_groups(static_cast<uint32_t>(groups));
-  spec.mutable_cluster()->set_ranks_per_group(static_cast<uint32_t>(ranks));
-  // The load is membership and rounds, not the search for plans.
-  spec.mutable_cluster()->set_keep_plan(true);
-  CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(spec)));
-  return std::move(spec);
-}
 
 FakeMember::FakeMember(v1::Role role, int number, std::string host)
     : role_(role),

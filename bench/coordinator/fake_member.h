@@ -3,7 +3,7 @@
 //
 // A worker answers Assignment by Prepared, contributes when its driver asks for it, and adopts the
 // version that a Decision names. An aggregator answers OpenRun by RunOpened and Apply by Applied.
-// Runs of LoadSpec request no evaluation before their last step.
+// Runs of LoadOptions::Specs request no evaluation before their last step.
 //
 // Pure and thread-compatible: the driver owns streams and time.
 #pragma once
@@ -13,16 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "proto/cadre/v1/membership.pb.h"
-#include "proto/cadre/v1/run.pb.h"
 #include "proto/rank_slot.h"
 
 namespace cadre {
-
-// A run that averages after every ten steps and does not end during a measurement. Errors: those of
-// validation.
-absl::StatusOr<v1::RunSpec> LoadSpec(int groups, int ranks);
 
 class FakeMember {
  public:

@@ -20,14 +20,11 @@
 // leases outlast those of the silent members however few events the measuring phase handles.
 //
 // Memory: what the destructor of the state machine returns to the allocator.
-#include "bench/coordinator/machine_load.h"
-
 #include <malloc.h>
 #include <time.h>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <deque>
 #include <map>
@@ -43,7 +40,8 @@
 #include "base/protocol.h"
 #include "base/status.h"
 #include "bench/coordinator/fake_member.h"
-#include "bench/coordinator/latencies.h"
+#include "bench/coordinator/load.h"
+#include "bench/harness.h"
 #include "coordinator/machine/machine.h"
 #include "coordinator/measured_planning.h"
 #include "coordinator/store/keys.h"
@@ -56,8 +54,6 @@
 namespace cadre {
 namespace {
 
-constexpr int kAggregators = 4;
-constexpr int kWorkersPerHost = 8;
 constexpr int kHeartbeatsPerTurn = 32;
 constexpr int kTurnsPerLoss = 8;
 constexpr int kMaxLosses = 128;
@@ -92,10 +88,6 @@ double ThreadSeconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // Bytes that the allocator has given out.
@@ -145,17 +137,14 @@ Kind KindOf(const v1::MemberMessage& message) {
 
 class MachineLoad {
  public:
-  explicit MachineLoad(const MachineLoadOptions& options)
+  explicit MachineLoad(const LoadOptions& options)
       : options_(options),
         machine_options_(OptionsOf(planning_)),
         machine_(std::make_unique<Machine>(machine_options_)) {
-    const double placed = options.placed * options.members;
-    groups_ = static_cast<int>(placed) / options.ranks_per_group;
-    runs_ = (groups_ + options.groups_per_run - 1) / options.groups_per_run;
-    tick_ = machine_options_.heartbeat / options.members;
+    tick_ = machine_options_.heartbeat / options.workers;
     loss_interval_ = std::max(kMinLossInterval, kTurnsPerLoss * kHeartbeatsPerTurn * tick_);
     losses_ = static_cast<int>(std::min<int64_t>(
-        {kMaxLosses, 1 + kLossWindow / loss_interval_, options.members / kPerLoss}));
+        {kMaxLosses, 1 + kLossWindow / loss_interval_, options.workers / kPerLoss}));
   }
 
   absl::StatusOr<nlohmann::ordered_json> Run() {
@@ -181,10 +170,10 @@ class MachineLoad {
 
   // Handles the event, times it, and passes its actions to the members. Returns its duration.
   void Do(Kind kind, const Event& event) {
-    const double begin = Seconds();
+    const double begin = MonotonicSeconds();
     std::vector<Action> actions = machine_->Handle(event, now_);
     deadline_ = machine_->NextDeadline();
-    const double seconds = Seconds() - begin;
+    const double seconds = MonotonicSeconds() - begin;
     bool lost = false, decided = false;
     std::vector<SearchPlans> searches;
     for (Action& action : actions) {
@@ -269,20 +258,19 @@ class MachineLoad {
   // ---- Phases
 
   absl::Status SetUp() {
-    const double end = Seconds() + options_.setup_seconds;
-    for (int i = 0; i < kAggregators; ++i) Add(v1::ROLE_AGGREGATOR, i);
-    for (int run = 0; run < runs_; ++run) {
-      const int groups = std::min(options_.groups_per_run, groups_ - run * options_.groups_per_run);
-      CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, LoadSpec(groups, options_.ranks_per_group));
+    const double end = MonotonicSeconds() + options_.setup_seconds;
+    for (int i = 0; i < kLoadAggregators; ++i) Add(v1::ROLE_AGGREGATOR, i);
+    CADRE_ASSIGN_OR_RETURN(const std::vector<v1::RunSpec> specs, options_.Specs());
+    for (const v1::RunSpec& spec : specs) {
       Do(kOther, SubmitRun{.request = 1, .spec = spec, .lineage_seed = 7});
       CADRE_RETURN_IF_ERROR(submitted_);
     }
     const int first = losses_ * kPerLoss;
-    for (int i = 0; i < options_.members && (i < first || Seconds() < end); ++i) {
+    for (int i = 0; i < options_.workers && (i < first || MonotonicSeconds() < end); ++i) {
       if (i == first) Silence();
       Add(v1::ROLE_WORKER, i);
     }
-    if (std::ssize(members_) == kAggregators + first) Silence();
+    if (std::ssize(members_) == kLoadAggregators + first) Silence();
     return absl::OkStatus();
   }
 
@@ -290,7 +278,7 @@ class MachineLoad {
   void Silence() {
     for (int i = 0; i < losses_; ++i) {
       AdvanceTo(start_ + i * loss_interval_);
-      Joined& silent = members_[kAggregators + i * kPerLoss + i % kPerLoss];
+      Joined& silent = members_[kLoadAggregators + i * kPerLoss + i % kPerLoss];
       Do(kHeartbeat, MessageReceived{silent.connection, silent.member.Heartbeat()});
       silent.silent = true;
     }
@@ -302,16 +290,14 @@ class MachineLoad {
   }
 
   void Add(v1::Role role, int number) {
-    // Members that join one after the other are on different hosts.
-    const int hosts = std::max(1, options_.members / kWorkersPerHost);
-    members_.push_back({.member = FakeMember(role, number, absl::StrCat("host-", number % hosts))});
+    members_.push_back({.member = FakeMember(role, number, options_.HostOf(number))});
     Join(members_.size() - 1);
   }
 
   void Measure() {
     measuring_ = true;
-    const double begin = Seconds();
-    for (int turn = 0; turn == 0 || Seconds() < begin + options_.seconds; ++turn) {
+    const double begin = MonotonicSeconds();
+    for (int turn = 0; turn == 0 || MonotonicSeconds() < begin + options_.seconds; ++turn) {
       SendHeartbeats();
       SendProgress();
       SendContribution();
@@ -322,7 +308,7 @@ class MachineLoad {
         ReadStatus();
       }
     }
-    measured_seconds_ = Seconds() - begin;
+    measured_seconds_ = MonotonicSeconds() - begin;
     measuring_ = false;
   }
 
@@ -372,9 +358,9 @@ class MachineLoad {
   void ReadStatus() {
     v1::StatusRequest request;
     request.set_page_token(page_token_);
-    const double begin = Seconds();
+    const double begin = MonotonicSeconds();
     const absl::StatusOr<v1::StatusReply> page = machine_->Status(now_, request);
-    times_[kStatusPage].Add(Seconds() - begin);
+    times_[kStatusPage].Add(MonotonicSeconds() - begin);
     page_token_ = page.ok() ? page->next_page_token() : "";
     if (page.ok()) page_bytes_ = std::max(page_bytes_, page->ByteSizeLong());
   }
@@ -382,15 +368,10 @@ class MachineLoad {
   // ---- Results
 
   absl::Status Check() {
-    uint64_t sent = 0, handled = 0;
+    uint64_t sent = 0;
     for (const Joined& joined : members_) sent += joined.member.heartbeats();
     const v1::StatusReply status = machine_->Status(now_);
-    const auto count = [&](const v1::MemberStatus& member) {
-      const auto found = member.counters().find("heartbeats");
-      if (found != member.counters().end()) handled += found->second;
-    };
-    for (const v1::MemberStatus& worker : status.workers()) count(worker);
-    for (const v1::AggregatorStatus& aggregator : status.aggregators()) count(aggregator.member());
+    const uint64_t handled = HandledHeartbeats(status);
     if (sent != handled) {
       return absl::InternalError(
           absl::StrCat(sent, " heartbeats sent, but the status shows ", handled));
@@ -422,12 +403,12 @@ class MachineLoad {
     const int64_t before = AllocatedBytes();
     machine_.reset();
     const int64_t bytes = before - AllocatedBytes();
-    const int workers = static_cast<int>(members_.size()) - kAggregators;
-    return {{"members", options_.members},
+    const int workers = static_cast<int>(members_.size()) - kLoadAggregators;
+    return {{"members", options_.workers},
             {"joined", workers},
             {"placed", placed_},
-            {"runs", runs_},
-            {"groups", groups_},
+            {"runs", options_.runs()},
+            {"groups", options_.groups()},
             {"ranks_per_group", options_.ranks_per_group},
             {"seconds", Rounded(measured_seconds_, 2)},
             {"heartbeats", heartbeats_},
@@ -443,13 +424,11 @@ class MachineLoad {
             {"record_bytes", record_bytes_}};
   }
 
-  const MachineLoadOptions options_;
+  const LoadOptions options_;
   const MeasuredPlanning planning_;
   const Machine::Options machine_options_;
   std::unique_ptr<Machine> machine_;
 
-  int runs_ = 0;
-  int groups_ = 0;
   // Virtual time, also between two heartbeats and between two expiries of leases.
   const absl::Time start_ = absl::FromUnixSeconds(1'000'000);
   absl::Time now_ = start_;
@@ -487,7 +466,7 @@ class MachineLoad {
 
 }  // namespace
 
-absl::StatusOr<nlohmann::ordered_json> MeasureMachine(const MachineLoadOptions& options) {
+absl::StatusOr<nlohmann::ordered_json> MeasureMachine(const LoadOptions& options) {
   return MachineLoad(options).Run();
 }
 

@@ -14,8 +14,6 @@
 //
 // Processor time and memory of the coordinator are those of the whole child process, over its whole
 // life, as the kernel reports them when it has ended.
-#include "bench/coordinator/stream_load.h"
-
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/client_callback.h>
 #include <sys/resource.h>
@@ -23,7 +21,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <deque>
 #include <filesystem>
 #include <memory>
@@ -44,7 +41,8 @@
 #include "base/rpc/grpc_status.h"
 #include "base/status.h"
 #include "bench/coordinator/fake_member.h"
-#include "bench/coordinator/latencies.h"
+#include "bench/coordinator/load.h"
+#include "bench/harness.h"
 #include "cli/local_cluster.h"
 #include "cli/work_folder.h"
 #include "coordinator/client/coordinator_client.h"
@@ -54,8 +52,6 @@
 namespace cadre {
 namespace {
 
-constexpr int kAggregators = 4;
-constexpr int kWorkersPerHost = 8;
 constexpr int kHeartbeatsPerProbe = 4;
 // Streams that have not received Welcome yet; below the backlog of a listening socket.
 constexpr int kMaxJoining = 100;
@@ -65,10 +61,6 @@ constexpr rlim_t kOtherFiles = 256;
 constexpr char kProbeRun[] = "probe";
 constexpr absl::Duration kPoll = absl::Milliseconds(2);
 constexpr absl::Duration kCallTimeout = absl::Seconds(30);
-
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Child processes inherit the limit.
 absl::Status RaiseFileLimit(int streams) {
@@ -111,11 +103,12 @@ class MemberStream final
   }
 
   // Sends what a member sends at every heartbeat interval: Heartbeat and, as the lead of a group,
-  // Progress, or Contributed after `round`. The latency of a probe is recorded if `measured`.
-  void Beat(bool probe, bool measured, absl::Duration round) ABSL_LOCKS_EXCLUDED(mutex_) {
+  // Progress, or Contributed after `round` seconds. The latency of a probe is recorded if
+  // `measured`.
+  void Beat(bool probe, bool measured, double round) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     if (member_.heartbeat_ms() == 0 || broken_) return;
-    const double now = Seconds();
+    const double now = MonotonicSeconds();
     probe = probe && !probed_at_.has_value();
     if (probe) {
       probed_at_ = now;
@@ -126,7 +119,7 @@ class MemberStream final
     if (!member_.leads()) return;
     Queue(member_.Progress());
     if (!leads_since_.has_value()) leads_since_ = now;
-    if (now < *leads_since_ + absl::ToDoubleSeconds(round)) return;
+    if (now < *leads_since_ + round) return;
     leads_since_.reset();
     Queue(member_.Contributed());
   }
@@ -177,7 +170,7 @@ class MemberStream final
     absl::MutexLock lock(&mutex_);
     if (!ok) return Break();
     if (incoming_.has_release() && incoming_.release().place().run() == kProbeRun) {
-      if (measured_) latencies_.Add(Seconds() - *probed_at_);
+      if (measured_) latencies_.Add(MonotonicSeconds() - *probed_at_);
       probed_at_.reset();
     } else {
       for (v1::MemberMessage& answer : member_.Handle(incoming_)) Queue(std::move(answer));
@@ -247,8 +240,7 @@ class MemberStream final
 class Pacer {
  public:
   // `streams` is borrowed. `interval_ms`: time between two heartbeats of one stream.
-  Pacer(std::vector<std::unique_ptr<MemberStream>>& streams, uint32_t interval_ms,
-        absl::Duration round)
+  Pacer(std::vector<std::unique_ptr<MemberStream>>& streams, uint32_t interval_ms, double round)
       : streams_(streams), interval_(interval_ms * 1e-3), round_(round) {
     thread_ = std::thread([this] { Run(); });
   }
@@ -264,24 +256,24 @@ class Pacer {
  private:
   void Run() {
     const auto count = static_cast<int64_t>(streams_.size());
-    const double begin = Seconds();
+    const double begin = MonotonicSeconds();
     for (int64_t beat = 0; !stopping_; ++beat) {
       const double due = begin + interval_ * static_cast<double>(beat) / static_cast<double>(count);
-      const double early = due - Seconds();
+      const double early = due - MonotonicSeconds();
       if (early > 0) absl::SleepFor(absl::Seconds(early));
       const bool measured = measured_;
       if (measured) max_delay_ = std::max(max_delay_.load(), -early);
       const int64_t stream = beat % count;
       // Aggregators do not send GroupFailed.
       const bool probe =
-          stream >= kAggregators && (beat / count + stream) % kHeartbeatsPerProbe == 0;
+          stream >= kLoadAggregators && (beat / count + stream) % kHeartbeatsPerProbe == 0;
       streams_[stream]->Beat(probe, measured, round_);
     }
   }
 
   std::vector<std::unique_ptr<MemberStream>>& streams_;
   const double interval_;
-  const absl::Duration round_;
+  const double round_;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> measured_ = false;
   std::atomic<double> max_delay_ = 0;
@@ -290,25 +282,24 @@ class Pacer {
 
 class StreamLoad {
  public:
-  StreamLoad(const StreamLoadOptions& options, std::string coordinator)
+  StreamLoad(const LoadOptions& options, std::string coordinator)
       : options_(options),
         coordinator_(std::move(coordinator)),
         client_({.coordinator = coordinator_}),
-        status_(v1::Status::NewStub(MakeChannel(coordinator_, Plane::kControl))),
-        groups_(static_cast<int>(options.placed * options.streams) / options.ranks_per_group),
-        runs_((groups_ + options.groups_per_run - 1) / options.groups_per_run) {}
+        status_(v1::Status::NewStub(MakeChannel(coordinator_, Plane::kControl))) {}
   ~StreamLoad() { CloseStreams(); }
 
   absl::StatusOr<nlohmann::ordered_json> Run() {
-    const double begin = Seconds();
+    const double begin = MonotonicSeconds();
     CADRE_RETURN_IF_ERROR(SubmitRuns());
     MakeStreams();
-    const absl::Time deadline = absl::Now() + options_.setup;
+    const absl::Time deadline = absl::Now() + absl::Seconds(options_.setup_seconds);
     // The pacer needs the interval that the first Welcome names.
     CADRE_RETURN_IF_ERROR(OpenStreams(1, deadline));
-    auto pacer = std::make_unique<Pacer>(streams_, streams_[0]->heartbeat_ms(), options_.round);
+    auto pacer =
+        std::make_unique<Pacer>(streams_, streams_[0]->heartbeat_ms(), options_.round_seconds);
     CADRE_RETURN_IF_ERROR(OpenStreams(std::ssize(streams_), deadline));
-    setup_seconds_ = Seconds() - begin;
+    setup_seconds_ = MonotonicSeconds() - begin;
     CADRE_RETURN_IF_ERROR(AwaitGroups(deadline));
     pacer->set_measured(true);
     CADRE_RETURN_IF_ERROR(ReadStatus());
@@ -321,22 +312,20 @@ class StreamLoad {
   // ---- Setup
 
   absl::Status SubmitRuns() {
-    for (int run = 0; run < runs_; ++run) {
-      const int groups = std::min(options_.groups_per_run, groups_ - run * options_.groups_per_run);
-      CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, LoadSpec(groups, options_.ranks_per_group));
+    CADRE_ASSIGN_OR_RETURN(const std::vector<v1::RunSpec> specs, options_.Specs());
+    for (const v1::RunSpec& spec : specs) {
       CADRE_RETURN_IF_ERROR(client_.Submit(spec).status());
     }
     return absl::OkStatus();
   }
 
   void MakeStreams() {
-    for (int i = 0; i < kAggregators; ++i) AddStream(v1::ROLE_AGGREGATOR, i);
-    for (int i = 0; i < options_.streams; ++i) AddStream(v1::ROLE_WORKER, i);
+    for (int i = 0; i < kLoadAggregators; ++i) AddStream(v1::ROLE_AGGREGATOR, i);
+    for (int i = 0; i < options_.workers; ++i) AddStream(v1::ROLE_WORKER, i);
   }
   void AddStream(v1::Role role, int number) {
-    const int hosts = std::max(1, options_.streams / kWorkersPerHost);
     streams_.push_back(std::make_unique<MemberStream>(
-        FakeMember(role, number, absl::StrCat("host-", number % hosts)), coordinator_));
+        FakeMember(role, number, options_.HostOf(number)), coordinator_));
   }
 
   // Opens streams until `count` are open; returns once all of them have received Welcome.
@@ -352,7 +341,7 @@ class StreamLoad {
       if (absl::Now() > deadline) {
         return absl::DeadlineExceededError(
             absl::StrCat("only ", joined_, " of ", streams_.size(), " members have joined in ",
-                         absl::FormatDuration(options_.setup), "; see --setup-seconds"));
+                         options_.setup_seconds, " s", "; see --setup-seconds"));
       }
       if (joined_ < count) absl::SleepFor(kPoll);
     }
@@ -363,11 +352,11 @@ class StreamLoad {
     while (true) {
       const auto training =
           std::ranges::count_if(streams_, [](const auto& stream) { return stream->has_led(); });
-      if (training >= groups_) return absl::OkStatus();
+      if (training >= options_.groups()) return absl::OkStatus();
       if (absl::Now() > deadline) {
         return absl::DeadlineExceededError(
-            absl::StrCat("only ", training, " of ", groups_, " groups train after ",
-                         absl::FormatDuration(options_.setup), "; see --setup-seconds"));
+            absl::StrCat("only ", training, " of ", options_.groups(), " groups train after ",
+                         options_.setup_seconds, " s", "; see --setup-seconds"));
       }
       absl::SleepFor(10 * kPoll);
     }
@@ -378,18 +367,18 @@ class StreamLoad {
   // Requests pages of the status for the measured time. Each request continues after the page
   // before.
   absl::Status ReadStatus() {
-    const double begin = Seconds();
+    const double begin = MonotonicSeconds();
     std::string token;
-    for (int i = 0; Seconds() < begin + options_.seconds; ++i) {
-      const double requested = Seconds();
+    for (int i = 0; MonotonicSeconds() < begin + options_.seconds; ++i) {
+      const double requested = MonotonicSeconds();
       CADRE_ASSIGN_OR_RETURN(const v1::StatusReply page, GetPage(token, /*details=*/false));
-      status_times_.Add(Seconds() - requested);
+      status_times_.Add(MonotonicSeconds() - requested);
       page_bytes_ = std::max(page_bytes_, page.ByteSizeLong());
       token = page.next_page_token();
-      const double rest = absl::ToDoubleSeconds(options_.status_interval) - (Seconds() - requested);
+      const double rest = options_.status_interval - (MonotonicSeconds() - requested);
       if (rest > 0) absl::SleepFor(absl::Seconds(rest));
     }
-    measured_seconds_ = Seconds() - begin;
+    measured_seconds_ = MonotonicSeconds() - begin;
     return absl::OkStatus();
   }
 
@@ -408,18 +397,13 @@ class StreamLoad {
   // ---- Results
 
   // Reads all pages. Returns the heartbeats that the coordinator has handled.
-  absl::StatusOr<uint64_t> HandledHeartbeats() {
+  absl::StatusOr<uint64_t> AllHandledHeartbeats() {
     uint64_t handled = 0;
-    const auto count = [&](const v1::MemberStatus& member) {
-      const auto found = member.counters().find("heartbeats");
-      if (found != member.counters().end()) handled += found->second;
-    };
     std::string token;
     do {
       CADRE_ASSIGN_OR_RETURN(const v1::StatusReply page, GetPage(token, /*details=*/true));
       if (token.empty()) counters_ = page;
-      for (const v1::MemberStatus& worker : page.workers()) count(worker);
-      for (const v1::AggregatorStatus& one : page.aggregators()) count(one.member());
+      handled += HandledHeartbeats(page);
       token = page.next_page_token();
     } while (!token.empty());
     return handled;
@@ -435,10 +419,10 @@ class StreamLoad {
     uint64_t sent = 0;
     for (const auto& stream : streams_) sent += stream->heartbeats();
     const absl::Time deadline = absl::Now() + options_.lease / 2;
-    CADRE_ASSIGN_OR_RETURN(uint64_t handled, HandledHeartbeats());
+    CADRE_ASSIGN_OR_RETURN(uint64_t handled, AllHandledHeartbeats());
     while (handled < sent && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(50));
-      CADRE_ASSIGN_OR_RETURN(handled, HandledHeartbeats());
+      CADRE_ASSIGN_OR_RETURN(handled, AllHandledHeartbeats());
     }
     const auto broken =
         std::ranges::count_if(streams_, [](const auto& stream) { return stream->broken(); });
@@ -448,9 +432,9 @@ class StreamLoad {
     }
     Latencies latencies;
     for (const auto& stream : streams_) latencies.Add(stream->latencies());
-    return nlohmann::ordered_json{{"streams", options_.streams},
-                                  {"runs", runs_},
-                                  {"groups", groups_},
+    return nlohmann::ordered_json{{"streams", options_.workers},
+                                  {"runs", options_.runs()},
+                                  {"groups", options_.groups()},
                                   {"ranks_per_group", options_.ranks_per_group},
                                   {"heartbeat_ms", streams_[0]->heartbeat_ms()},
                                   {"setup_seconds", Rounded(setup_seconds_, 2)},
@@ -472,12 +456,10 @@ class StreamLoad {
     ended.Wait();
   }
 
-  const StreamLoadOptions options_;
+  const LoadOptions options_;
   const std::string coordinator_;
   const CoordinatorClient client_;
   const std::unique_ptr<v1::Status::Stub> status_;
-  const int groups_;
-  const int runs_;
   // The aggregators, then the workers.
   std::vector<std::unique_ptr<MemberStream>> streams_;
   int64_t opened_ = 0;
@@ -499,8 +481,8 @@ std::string FolderOfThisProgram() {
 
 }  // namespace
 
-absl::StatusOr<nlohmann::ordered_json> MeasureStreams(const StreamLoadOptions& options) {
-  CADRE_RETURN_IF_ERROR(RaiseFileLimit(options.streams));
+absl::StatusOr<nlohmann::ordered_json> MeasureStreams(const LoadOptions& options) {
+  CADRE_RETURN_IF_ERROR(RaiseFileLimit(options.workers));
   CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
   CADRE_ASSIGN_OR_RETURN(
       const std::unique_ptr<LocalCluster> cluster,

@@ -8,8 +8,8 @@
 //
 // A step is the copy of the batch from the host to the GPU, forward, loss, backward and SGD with
 // momentum. bench/gpu/gpu_step.py runs it alternately with PyTorch. The line has a `failure`, and
-// the exit code is not 0, if a step fails, if recordings were requested but none was replayed, or if
-// attention was not fused for lack of a plan. Exit codes: bench/gpu/gpu_bench.h.
+// the exit code is not 0, if a step fails, if recordings were requested but none was replayed, or
+// if attention was not fused for lack of a plan. Exit codes: bench/gpu/gpu_bench.h.
 #include <gflags/gflags.h>
 
 #include <memory>
@@ -51,7 +51,7 @@ absl::StatusOr<v1::RunSpec::Precision> PrecisionNamed(const std::string& name) {
 }
 
 struct StepTime {
-  // Median time between the returns of two consecutive steps.
+  // Median.
   double seconds = 0;
   // How often the host blocked in a step, on average.
   double host_waits = 0;
@@ -60,15 +60,8 @@ struct StepTime {
 absl::StatusOr<StepTime> TimeSteps(Replica& replica, const Device& device, StepLoop& loop) {
   CADRE_RETURN_IF_ERROR(loop.Run(FLAGS_warmup));
   CADRE_RETURN_IF_ERROR(replica.AwaitOperations());
-  std::vector<double> seconds;
   const int64_t waits = device.host_syncs();
-  absl::Time before = absl::Now();
-  for (int i = 0; i < FLAGS_steps; ++i) {
-    CADRE_RETURN_IF_ERROR(loop.Run(1));
-    const absl::Time now = absl::Now();
-    seconds.push_back(absl::ToDoubleSeconds(now - before));
-    before = now;
-  }
+  CADRE_ASSIGN_OR_RETURN(const std::vector<double> seconds, loop.Time(FLAGS_steps, 1));
   const double host_waits = static_cast<double>(device.host_syncs() - waits) / FLAGS_steps;
   CADRE_RETURN_IF_ERROR(replica.AwaitOperations());
   return StepTime{.seconds = Median(seconds), .host_waits = host_waits};
@@ -91,8 +84,8 @@ absl::StatusOr<double> KernelSeconds(Replica& replica, StepLoop& loop, EventTime
   return Median(seconds);
 }
 
-// Adds to `line` what the device or a library refused. Errors: why the run counts as failed although
-// its steps were executed.
+// Adds to `line` what the device or a library refused. Errors: why the run counts as failed
+// although its steps were executed.
 absl::Status ReportFallbacks(const Replica& replica, nlohmann::ordered_json& line) {
   int64_t recordings = 0, convolutions = 0, attentions = 0;
   std::string refusal = "there is no recorder", unfused;

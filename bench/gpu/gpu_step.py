@@ -21,7 +21,6 @@ have different numbers of parameters; 3: this machine has no GPU; 4: a library h
 model, and nothing else failed.
 """
 import argparse
-import ctypes
 import json
 import os
 import pathlib
@@ -31,10 +30,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
-# torch_models.py is in the folder above, or in the same folder of a bundle.
+# torch_models.py and gpu_check are in the folder above; in a bundle, torch_models.py is in this folder.
 sys.path.append(str(HERE.parent))
+from gpu_check.check import json_lines  # noqa: E402
+from gpu_check.processes import Processes  # noqa: E402
 
 BATCHES = {"lenet": 512, "alexnet": 256, "vgg11": 64, "resnet18": 256, "resnet50": 128, "gpt": 64,
            "gpt2-small": 16}
@@ -45,15 +47,13 @@ NO_GPU, NO_PLAN = 3, 4
 NO_TORCH = 5
 # These record graphs, or choose kernels, in their first steps.
 LONG_WARMUP = {"reduce-overhead": 15, "max-autotune": 15}
-# How long a killed process may take to end.
-END_SECONDS = 10
 
 
 def parse():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--programs", default="build/bin", help="folder of bench_gpu_step")
-    p.add_argument("--libraries", help="folder of shared libraries that bench_gpu_step needs and "
+    p.add_argument("--programs", type=os.path.abspath, default="build/bin", help="folder of bench_gpu_step")
+    p.add_argument("--libraries", type=os.path.abspath, help="folder of shared libraries that bench_gpu_step needs and "
                    "PyTorch must not see")
     p.add_argument("--models", default=",".join(BATCHES), help="separated by commas")
     p.add_argument("--precisions", default="bf16,tf32", help="of bf16, tf32, fp32")
@@ -68,7 +68,8 @@ def parse():
                    help="seconds of one run with max-autotune")
     p.add_argument("--seconds", type=float, default=0,
                    help="time limit of everything; runs that do not fit are omitted (0: none)")
-    p.add_argument("--inductor-cache", help="folder in which torch.compile keeps what it compiled")
+    p.add_argument("--inductor-cache", type=os.path.abspath,
+                   help="folder in which torch.compile keeps what it compiled")
     p.add_argument("--worker", action="store_true", help="run PyTorch on one model and print one line")
     p.add_argument("--model", default="resnet50", choices=BATCHES, help="with --worker")
     p.add_argument("--precision", default="bf16", help="with --worker")
@@ -92,56 +93,6 @@ def parse():
 def no_torch(why):
     print(f"gpu_step: {why}", file=sys.stderr)
     sys.exit(NO_TORCH)
-
-
-class TorchSteps:
-    """Training steps of one network in one mode."""
-
-    def __init__(self, torch, args):
-        from torch_models import MODELS, random_batch
-        self.torch, self.device = torch, args.torch_device
-        self.bf16 = args.precision == "bf16"
-        torch.manual_seed(1)
-        tf32 = args.precision != "fp32"
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
-        torch.backends.cudnn.benchmark = True
-        net = MODELS[args.model]().to(self.device)
-        inputs, labels = random_batch(args.model, args.batch or BATCHES[args.model])
-        if inputs.dim() == 4:
-            net = net.to(memory_format=torch.channels_last)
-            inputs = inputs.to(memory_format=torch.channels_last)
-        if self.device == "cuda":
-            # In pinned host memory, as a data loader would leave them.
-            inputs, labels = inputs.pin_memory(), labels.pin_memory()
-        self.inputs, self.labels = inputs, labels
-        self.parameters = sum(p.numel() for p in net.parameters())
-        self.optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9, fused=True)
-        criterion = torch.nn.CrossEntropyLoss()
-
-        def loss_of(x, y):
-            return criterion(net(x), y)
-
-        # The loss is compiled, too, so that it is fused with the last layer.
-        self.loss_of = loss_of if args.mode == "eager" else torch.compile(
-            loss_of, mode=None if args.mode == "compile" else args.mode)
-
-    def step(self):
-        torch = self.torch
-        # Tensors of the step before may be overwritten, if a graph is replayed.
-        torch.compiler.cudagraph_mark_step_begin()
-        x = self.inputs.to(self.device, non_blocking=True)
-        y = self.labels.to(self.device, non_blocking=True)
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.bf16):
-            loss = self.loss_of(x, y)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        return loss
-
-    def synchronize(self):
-        if self.device == "cuda":
-            self.torch.cuda.synchronize()
 
 
 def measure(steps, warmup, count):
@@ -178,8 +129,13 @@ def worker(args):
     cuda = args.torch_device == "cuda"
     if cuda and not torch.cuda.is_available():
         no_torch(f"PyTorch {torch.__version__} sees no CUDA device")
-    steps = TorchSteps(torch, args)
+    from torch_models import TorchSteps
+    tf32 = args.precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True
     batch = args.batch or BATCHES[args.model]
+    steps = TorchSteps(args.model, batch, args.precision, args.mode, args.torch_device)
     times = measure(steps, max(args.warmup, LONG_WARMUP.get(args.mode, 1)), args.steps)
     memory = {"peak_bytes": torch.cuda.max_memory_allocated(),
               "reserved_bytes": torch.cuda.max_memory_reserved()} if cuda else {}
@@ -194,69 +150,30 @@ def worker(args):
 # --- Running programs ----------------------------------------------------------------------------------
 
 
-def die_with_parent():
-    """Called in a new process: it is killed if this script is."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def kill(process):
-    """Kills a process and its group. A process that the driver holds may not end; it is left behind then."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        print(f"gpu_step: process {process.pid} does not end although it was killed", file=sys.stderr)
-
-
-class Result:
+class Result(NamedTuple):
     """What a run left: its last JSON line or None, its exit code, and why it failed or None."""
 
-    def __init__(self, line, code, failure):
-        self.line, self.code, self.failure = line, code, failure
-
-
-def last_line(output):
-    """The last complete JSON object among the lines."""
-    for text in reversed(output.splitlines()):
-        if text.startswith("{"):
-            try:
-                return json.loads(text)
-            except json.JSONDecodeError:
-                continue
-    return None
+    line: object
+    code: object
+    failure: object
 
 
 def run(command, limit, environment=None):
-    """Runs a command for at most `limit` seconds. Its output goes to files, which, unlike a pipe, no process that
-    survives can keep open."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                       env=environment, start_new_session=True,
-                                       preexec_fn=die_with_parent)
-        except OSError as error:
-            return Result(None, None, str(error))
-        late = False
-        try:
-            process.wait(limit)
-        except subprocess.TimeoutExpired:
-            late = True
-        finally:
-            # Also processes that it has left behind, and if this script is interrupted.
-            kill(process)
-        out.seek(0)
-        err.seek(0)
-        line = last_line(out.read().decode(errors="replace"))
-        text = err.read().decode(errors="replace").strip()[-500:]
-    if late:
-        return Result(None, None, f"exceeded its limit of {limit:.0f} s; {text}".rstrip("; "))
-    code = process.returncode
+    """Runs a command for at most `limit` seconds. Also what it has started is ended, and if this script is
+    interrupted."""
+    processes = Processes(tempfile.gettempdir())
+    try:
+        outcome = processes.run(command, limit, environment)
+    finally:
+        processes.end_all()
+    text = "\n".join(line for line in outcome.output.splitlines() if line[:1] != "{").strip()[-500:]
+    if outcome.stopped:
+        return Result(None, None, f"{outcome.stopped}; {text}".rstrip("; "))
+    line = next(reversed(json_lines(outcome.output)), None)
+    code = outcome.code
     if code == 0 and line is not None:
         return Result(line, code, None)
-    reason = (line or {}).get("failure") or text or "no line of JSON"
+    reason = (line or {}).get("failure") or (code and text) or "no line of JSON"
     return Result(line, code, f"exit code {code}: {reason}")
 
 
@@ -303,9 +220,9 @@ class Comparison:
         shared = ["--batch", str(self.batch), "--steps", str(self.args.steps), "--warmup",
                   str(self.args.warmup), "--precision", self.precision]
         if name == "cadre":
-            return [str(pathlib.Path(self.args.programs) / "bench_gpu_step"), "--model",
+            return [f"{self.args.programs}/bench_gpu_step", "--model",
                     run_file(self.model), *shared]
-        return [sys.executable, __file__, "--worker", "--mode", name, "--model", self.model,
+        return [sys.executable, HERE / "gpu_step.py", "--worker", "--mode", name, "--model", self.model,
                 "--torch-device", self.args.torch_device, *shared]
 
     def environment(self, name):

@@ -96,32 +96,33 @@ absl::Status KernelBench::SetPrecision(Precision precision) {
   return kernels_.SetPrecision(precision);
 }
 
-absl::Status KernelBench::TimeBytes(absl::string_view kernel, double bytes,
-                                    const std::function<void()>& work) {
-  return Time(kernel, bytes, copy_, kGiga, "gbs", work);
+void KernelBench::TimeBytes(absl::string_view kernel, double bytes,
+                            const std::function<void()>& work) {
+  Time(kernel, bytes, copy_, kGiga, "gbs", work);
 }
 
-absl::Status KernelBench::TimeFlop(absl::string_view kernel, double flop,
-                                   const std::function<void()>& work) {
-  return Time(kernel, flop, products_, kTera, "tflops", work);
+void KernelBench::TimeFlop(absl::string_view kernel, double flop,
+                           const std::function<void()>& work) {
+  Time(kernel, flop, products_, kTera, "tflops", work);
 }
 
-absl::Status KernelBench::Time(absl::string_view kernel, double amount, double ceiling, double unit,
-                               const char* field, const std::function<void()>& work) {
+void KernelBench::Time(absl::string_view kernel, double amount, double ceiling, double unit,
+                       const char* field, const std::function<void()>& work) {
   const std::string name = absl::StrCat(kernel, suffix_);
   const auto selects = [&](const std::string& word) { return absl::StrContains(name, word); };
-  if (!options_.only.empty() && std::ranges::none_of(options_.only, selects)) {
-    return absl::OkStatus();
-  }
-  CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work, options_.rounds));
-  const double rate = amount / seconds;
+  if (!options_.only.empty() && std::ranges::none_of(options_.only, selects)) return;
+  if (!status_.ok()) return;
+  const absl::StatusOr<double> seconds = timer_.Seconds(work, options_.rounds);
+  status_ = seconds.status();
+  if (!seconds.ok()) return;
+  const double rate = amount / *seconds;
   PrintLine({{"bench", "gpu_kernel"},
+             {"device", device_.name()},
              {"kernel", name},
-             {"us", Rounded(seconds * 1e6, 2)},
+             {"us", Rounded(*seconds * 1e6, 2)},
              {field, Rounded(rate / unit, 1)},
              {absl::StrCat("ceiling_", field), Rounded(ceiling / unit, 1)},
              {"percent", Rounded(100 * rate / ceiling, 1)}});
-  return absl::OkStatus();
 }
 
 }  // namespace cadre

@@ -64,14 +64,16 @@ class KernelBench {
   }
 
   // Times a kernel that must move `bytes` at least, or compute `flop`. Kernels that are not
-  // selected are not run. Errors: the device's.
-  absl::Status TimeBytes(absl::string_view kernel, double bytes, const std::function<void()>& work);
-  absl::Status TimeFlop(absl::string_view kernel, double flop, const std::function<void()>& work);
+  // selected, or that follow one that failed, are not run.
+  void TimeBytes(absl::string_view kernel, double bytes, const std::function<void()>& work);
+  void TimeFlop(absl::string_view kernel, double flop, const std::function<void()>& work);
+  // The error of the kernel that failed: the device's.
+  const absl::Status& status() const { return status_; }
 
  private:
   Values Take(int64_t elements, DType type);
-  absl::Status Time(absl::string_view kernel, double amount, double ceiling, double unit,
-                    const char* field, const std::function<void()>& work);
+  void Time(absl::string_view kernel, double amount, double ceiling, double unit, const char* field,
+            const std::function<void()>& work);
   // Floating-point operations per second of one large matrix product.
   absl::StatusOr<double> ProductRate(Precision precision);
 
@@ -84,6 +86,7 @@ class KernelBench {
   DeviceArray<std::byte> memory_;
   size_t used_ = 0;
   std::string suffix_;
+  absl::Status status_;
   // Ceilings per second; `products_` is the ceiling of products in the current precision.
   double copy_ = 1, bf16_ = 1, tf32_ = 1, products_ = 1;
 };

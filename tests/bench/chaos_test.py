@@ -41,7 +41,7 @@ class RigTest(unittest.TestCase):
 
     def assert_replay_notices(self, folder, rounds):
         """One bit of the last version, a lost contribution, a wrong weight."""
-        records = replay.commits(folder / "coordinator/store/store.db", "run-1-chaos")
+        records = replay.commits(folder / "coordinator/store.db", "run-1-chaos")
         last = max(records)
         only = {last: records[last]}
         archive = folder / "archive"

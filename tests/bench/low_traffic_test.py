@@ -130,7 +130,7 @@ class SummarizeTest(unittest.TestCase):
     def test_recorded_results(self):
         results = ROOT / "bench/results/low-traffic.jsonl"
         keys = [run.key() for run in all_runs()]
-        for recorded in low_traffic.load(results):
+        for recorded in low_traffic.read_lines(results):
             self.assertTrue(any({**key, "seed": recorded["seed"]}.items() <= recorded.items() for key in keys),
                             recorded)  # fmt: skip
 

@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 """bench_allreduce runs over every transport, reports correct sums, and rejects unknown options;
 bench_engine finds models in any working directory; bench_coordinator counts what it has sent;
-bench_aggregator applies rounds of every kind.
+bench_aggregator applies rounds of every kind; bench_step times steps of two processes; keep_runs.py stands for the
+programs that start clusters.
 
-usage: programs_test.py BENCH_ALLREDUCE BENCH_ENGINE BENCH_COORDINATOR BENCH_AGGREGATOR
+usage: programs_test.py REPOSITORY BENCH_ALLREDUCE BENCH_ENGINE BENCH_COORDINATOR BENCH_AGGREGATOR BENCH_STEP
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 
+ROOT = os.path.abspath(sys.argv.pop(1))
 ALLREDUCE = os.path.abspath(sys.argv.pop(1))
 ENGINE = os.path.abspath(sys.argv.pop(1))
 COORDINATOR = os.path.abspath(sys.argv.pop(1))
 AGGREGATOR = os.path.abspath(sys.argv.pop(1))
+STEP = os.path.abspath(sys.argv.pop(1))
 QUICK = ("--repeat", "2", "--budget", "0.2", "--min", "1K", "--max", "64K", "--factor", "8")
 FIELDS = {"transport": str, "algorithm": str, "chosen": str, "ranks": int, "dtype": str,
           "in_place": bool, "bytes": int, "seconds": float, "min_seconds": float,
@@ -246,6 +250,61 @@ class AggregatorTest(unittest.TestCase):
                 result = self.aggregator(*flags)
                 self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
                 self.assertIn(word, result.stderr)
+
+
+class StepTest(unittest.TestCase):
+    def lines(self, *flags):
+        with socket.socket() as first, socket.socket() as second:
+            for each in (first, second):
+                each.bind(("127.0.0.1", 0))
+            peers = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in (first, second))
+        ranks = [subprocess.Popen([STEP, *flags, "--peers", peers, "--rank", str(rank)], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True) for rank in range(2)]  # fmt: skip
+        results = [rank.communicate(timeout=100) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], results)
+        self.assertEqual(results[1][0], "")
+        return [json.loads(line) for line in results[0][0].splitlines()]
+
+    def test_overlap(self):
+        lines = self.lines("--model", "lenet", "--batch", "4", "--steps", "1", "--rounds", "2")
+        self.assertEqual([line["config"] for line in lines],
+                         ["data:ring:off", "data:ring:on", "data:auto:on", "model:auto:on"])  # fmt: skip
+        self.assertEqual(lines[0]["ratio_to_first"], 1)
+        for line in lines:
+            self.assertGreater(min(line["step_ms"], line["sent_bytes_per_step"]), 0, line)
+
+    def test_plan_error(self):
+        *plans, pick = self.lines("--what", "plan-error", "--models", "lenet:4", "--seconds", "0.1", "--strategies",
+                                  "batch,auto")  # fmt: skip
+        self.assertEqual((pick["bench"], pick["plans"], plans[0]["mesh"]), ("plan_pick", len(plans), "data=2 model=1"))
+        for line in plans:
+            ratio = line["predicted"]["step_ms"] / line["measured"]["step_ms"]
+            self.assertAlmostEqual(line["error"], ratio - 1, delta=0.01)
+
+    def test_makespan(self):
+        (line,) = self.lines("--what", "makespan", "--model", f"{ROOT}/bench/makespan/diamond.textproto", "--times",
+                             "a:2:2,b:4:4,c:3:3,d:2:2", "--unit_ms", "20", "--steps", "1")  # fmt: skip
+        self.assertEqual((line["makespan_units"], line["activation_bytes"]), (16, line["planned_activation_bytes"]))
+        self.assertGreaterEqual(line["step_units"], 16)
+
+    def test_rejects_flags(self):
+        for word, *flags in (("--what", "--what", "nothing"), ("--steps", "--steps", "0")):
+            result = subprocess.run([STEP, *flags], capture_output=True, text=True, timeout=100)
+            self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
+            self.assertIn(word, result.stderr)
+
+
+class ClusterTest(unittest.TestCase):
+    def test_keep_runs(self):
+        with tempfile.NamedTemporaryFile() as output:
+            command = [sys.executable, f"{ROOT}/bench/keep_runs.py", "--bin", os.path.dirname(STEP), "--runs", "3",
+                       "--every", "1", "--warm-up", "2", "--keep", "1", "--output", output.name]  # fmt: skip
+            result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+            self.assertEqual(result.stdout, output.read().decode(), result.stderr)
+        *points, verdict = map(json.loads, result.stdout.splitlines())
+        self.assertEqual([(line["runs"], line["kept"]) for line in points], [(1, [1, 1]), (2, [1, 1]), (3, [1, 1])])
+        self.assertLess(verdict["aggregator_growth"], 0.05)
+        self.assertLess(verdict["restart_seconds"], 30)
 
 
 if __name__ == "__main__":

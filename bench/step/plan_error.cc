@@ -1,16 +1,10 @@
-// Compares predicted with measured step times: one process for each rank of a group, over real
-// links. A plan divides a model's layers among the ranks. For each model, the plans of all
-// strategies of the papers and the planner's own plan are predicted from a short measurement of
-// layers and links, and then run; with --micro_batches, also a pipeline for each number of stages;
-// with --placed, also the plan that places each layer on one rank.
+// Compares predicted with measured step times. A plan divides a model's layers among the ranks. For
+// each model, the plans of all strategies of the papers and the planner's own plan are predicted
+// from a short measurement of layers and links, and then run; with --micro_batches, also a pipeline
+// for each number of stages; with --placed, also the plan that places each layer on one rank.
 //
-//   bench_plan_error --rank 0 --peers 10.0.0.1:7100,10.0.0.2:7100 --models lenet:256,alexnet:32
-//
-// Rank 0 prints a JSON line for each plan, with the predicted and measured parts of the step, and
-// one for each model with the planner's choice and the fastest plan. plan_error.py creates the
-// hosts and runs the program on them.
-#include <gflags/gflags.h>
-
+// There is a line for each plan, with the predicted and measured parts of the step, and one for
+// each model with the planner's choice and the fastest plan.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -21,35 +15,25 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status.h"
 #include "bench/harness.h"
+#include "bench/step/step.h"
 #include "bench/training.h"
-#include "comm/communicator.h"
 #include "comm/link_probe.h"
-#include "kernels/cpu/openmp_settings.h"
 #include "member/agreement.h"
-#include "plan/cost/collective_cost.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/planner.h"
 #include "plan/search/prediction.h"
 #include "plan/search/search.h"
 #include "plan/search/staged_plans.h"
 #include "worker/probe/layer_probe.h"
-#include "worker/train/replica.h"
 
-DEFINE_string(models, "lenet:256",
-              "model:batch, separated by commas; the batch is that of all ranks.");
-DEFINE_int32(micro_batches, 1, "Micro-batches of a step; must divide the batches.");
-DEFINE_string(strategies, "", "Strategies whose plans are run, separated by commas; empty: all.");
-DEFINE_bool(placed, false, "Also the plan of plan/search/placed_plans.h.");
-DEFINE_int32(threads, 1, "Threads of each rank.");
-DEFINE_double(cores, 0, "Cores that one rank has for itself; 0: as many as it uses.");
-DEFINE_double(seconds, 4, "Approximate time for which the steps of a plan are measured.");
-DEFINE_int32(rank, 0, "Rank of this process.");
-DEFINE_string(peers, "127.0.0.1:0", "host:port of every rank, separated by commas.");
-DEFINE_string(link, "", "Description of the links, for the output.");
+DECLARE_string(models);
+DECLARE_string(strategies);
+DECLARE_bool(placed);
+DECLARE_double(cores);
+DECLARE_double(seconds);
+DECLARE_string(link);
 
 namespace cadre {
 namespace {
@@ -101,14 +85,13 @@ nlohmann::ordered_json Predicted(const v1::StepTimes& times) {
 // The plans of one model: their choice, prediction and measurement.
 class ModelPlans {
  public:
-  ModelPlans(std::string model, v1::RunSpec spec, Graph graph, Transport& transport,
-             Communicator& communicator, const LinkProfile& link)
+  ModelPlans(std::string model, v1::RunSpec spec, Graph graph, const StepGroup& group,
+             const LinkProfile& link)
       : model_(std::move(model)),
         spec_(std::move(spec)),
         graph_(std::move(graph)),
         index_(ParameterIndex::FromGraph(graph_)),
-        transport_(transport),
-        communicator_(communicator) {
+        group_(group) {
     hardware_.link = link;
     hardware_.cores = FLAGS_cores;
   }
@@ -119,20 +102,18 @@ class ModelPlans {
     CADRE_RETURN_IF_ERROR(ChooseBest());
     for (Entry& entry : entries_) {
       CADRE_RETURN_IF_ERROR(Measure(&entry));
-      if (lead()) Print(entry);
+      if (group_.lead()) Print(entry);
     }
-    if (lead()) PrintPick();
+    if (group_.lead()) PrintPick();
     return absl::OkStatus();
   }
 
  private:
-  bool lead() const { return transport_.rank() == 0; }
-
   // Replaces the plans of all ranks by the plans of rank 0.
   absl::Status Share() {
     for (Entry& entry : entries_) {
       CADRE_ASSIGN_OR_RETURN(const std::string bytes,
-                             BroadcastText(entry.plan.SerializeAsString(), communicator_));
+                             BroadcastText(entry.plan.SerializeAsString(), group_.communicator));
       if (!entry.plan.ParseFromString(bytes)) return absl::InternalError("plan of rank 0");
     }
     return absl::OkStatus();
@@ -140,7 +121,7 @@ class ModelPlans {
 
   absl::StatusOr<PlanProblem> ProblemFor(Strategy strategy) const {
     CADRE_ASSIGN_OR_RETURN(PlanProblem problem,
-                           ProblemOf(spec_, graph_, index_, transport_.size(), hardware_));
+                           ProblemOf(spec_, graph_, index_, group_.transport.size(), hardware_));
     problem.strategy = strategy;
     return problem;
   }
@@ -149,12 +130,12 @@ class ModelPlans {
   // only rank that has a layer.
   std::vector<v1::Plan> PlansOfStages() const {
     std::vector<v1::Plan> plans;
-    for (const int ranks : DivisorsOf(transport_.size())) {
+    for (const int ranks : DivisorsOf(group_.transport.size())) {
       v1::RunSpec smaller = spec_;
       smaller.mutable_cluster()->set_model_ranks(1);
       smaller.mutable_cluster()->set_ranks_per_group(ranks);
       const absl::StatusOr<v1::Plan> plan = MakePlan(smaller, ranks);
-      if (plan.ok() && ranks < transport_.size()) plans.push_back(*plan);
+      if (plan.ok() && ranks < group_.transport.size()) plans.push_back(*plan);
     }
     return plans;
   }
@@ -195,7 +176,7 @@ class ModelPlans {
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
     CADRE_ASSIGN_OR_RETURN(const v1::DeviceProfile device,
                            ProbeLayers(request, *kernels, {.before_each_plan = [this] {
-                                         return communicator_.Barrier();
+                                         return group_.communicator.Barrier();
                                        }}));
     hardware_.flops = device.flops();
     hardware_.update_seconds = device.update_seconds();
@@ -211,7 +192,7 @@ class ModelPlans {
   absl::Status ChooseBest() {
     CADRE_ASSIGN_OR_RETURN(PlanProblem problem, ProblemFor(Strategy::kAuto));
     // The measurements of the ranks differ slightly and might lead to different plans.
-    if (lead()) {
+    if (group_.lead()) {
       if (IsSelected("auto")) {
         CADRE_ASSIGN_OR_RETURN(const SearchResult found, Search(problem));
         AddIfNew("auto", found.best.plan);
@@ -223,7 +204,8 @@ class ModelPlans {
       }
     }
     auto plans = static_cast<uint32_t>(entries_.size());
-    CADRE_RETURN_IF_ERROR(communicator_.Broadcast(std::as_writable_bytes(std::span(&plans, 1)), 0));
+    CADRE_RETURN_IF_ERROR(
+        group_.communicator.Broadcast(std::as_writable_bytes(std::span(&plans, 1)), 0));
     entries_.resize(plans, {.strategy = "auto"});
     CADRE_RETURN_IF_ERROR(Share());
     CADRE_RETURN_IF_ERROR(Probe());
@@ -240,23 +222,18 @@ class ModelPlans {
   absl::Status Measure(Entry* entry) {
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
     CADRE_ASSIGN_OR_RETURN(const auto replica,
-                           Replica::Make(spec_, entry->plan, *kernels, transport_));
+                           Replica::Make(spec_, entry->plan, *kernels, group_.transport));
     StepLoop loop(*replica, spec_.batch_per_group());
-    CADRE_RETURN_IF_ERROR(communicator_.Barrier());
+    CADRE_RETURN_IF_ERROR(group_.communicator.Barrier());
     CADRE_RETURN_IF_ERROR(loop.Run(2));
-    absl::Time start = absl::Now();
-    CADRE_RETURN_IF_ERROR(loop.Run(1));
-    auto count = static_cast<uint32_t>(std::clamp(
-        FLAGS_seconds / kRounds / absl::ToDoubleSeconds(absl::Now() - start), 1.0, 200.0));
-    CADRE_RETURN_IF_ERROR(communicator_.Broadcast(std::as_writable_bytes(std::span(&count, 1)), 0));
-    std::vector<double> means;
+    CADRE_ASSIGN_OR_RETURN(const std::vector<double> first, loop.Time(1, 1));
+    auto count = static_cast<uint32_t>(std::clamp(FLAGS_seconds / kRounds / first[0], 1.0, 200.0));
+    CADRE_RETURN_IF_ERROR(
+        group_.communicator.Broadcast(std::as_writable_bytes(std::span(&count, 1)), 0));
     const double waited = WaitedSeconds(*replica);
     const double moving = replica->seconds_moving();
-    for (int round = 0; round < kRounds; ++round) {
-      start = absl::Now();
-      CADRE_RETURN_IF_ERROR(loop.Run(static_cast<int>(count)));
-      means.push_back(absl::ToDoubleSeconds(absl::Now() - start) / count);
-    }
+    CADRE_ASSIGN_OR_RETURN(const std::vector<double> means,
+                           loop.Time(kRounds, static_cast<int>(count)));
     const double total = kRounds * count;
     v1::StepTimes& measured = entry->measured;
     measured.set_step(Median(means));
@@ -271,7 +248,7 @@ class ModelPlans {
     line.update({{"model", model_},
                  {"batch", spec_.batch_per_group()},
                  {"micro_batches", spec_.micro_batches()},
-                 {"ranks", transport_.size()},
+                 {"ranks", group_.transport.size()},
                  {"link", FLAGS_link}});
     return line;
   }
@@ -313,25 +290,17 @@ class ModelPlans {
   const v1::RunSpec spec_;
   const Graph graph_;
   const ParameterIndex index_;
-  Transport& transport_;
-  Communicator& communicator_;
+  const StepGroup group_;
   HardwareModel hardware_;
   std::vector<Entry> entries_;
 };
 
-absl::Status Run() {
-  CADRE_RETURN_IF_ERROR(
-      RequirePositive({{"--threads", FLAGS_threads}, {"--micro_batches", FLAGS_micro_batches}}));
-  if (!(FLAGS_seconds > 0)) return absl::InvalidArgumentError("--seconds must be positive");
-  CADRE_ASSIGN_OR_RETURN(const ConnectedRank connected,
-                         ConnectRank(FLAGS_rank, FLAGS_peers, /*shared_memory=*/true));
-  Transport* const transport = connected.transport.get();
-  std::vector<int> ranks;
-  for (int rank = 0; rank < transport->size(); ++rank) ranks.push_back(rank);
-  Communicator all(*transport, ranks);
+}  // namespace
+
+absl::Status MeasurePlanErrors(const StepGroup& group) {
   LinkProfile link;
-  if (transport->size() > 1) {
-    CADRE_ASSIGN_OR_RETURN(link, MeasureLink(all));
+  if (group.transport.size() > 1) {
+    CADRE_ASSIGN_OR_RETURN(link, MeasureLink(group.communicator));
   }
   for (const absl::string_view text : absl::StrSplit(FLAGS_models, ',')) {
     const std::vector<std::string> words = absl::StrSplit(text, ':');
@@ -342,23 +311,14 @@ absl::Status Run() {
     CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = words[0],
                                                         .batch = batch,
                                                         .micro_batches = FLAGS_micro_batches,
-                                                        .ranks = transport->size(),
+                                                        .ranks = group.transport.size(),
                                                         .model_ranks = 0,
                                                         .space_ranks = 0}));
     CADRE_ASSIGN_OR_RETURN(Graph graph, Graph::FromModel(spec.model()));
     CADRE_RETURN_IF_ERROR(
-        ModelPlans(words[0], std::move(spec), std::move(graph), *transport, all, link).Run());
+        ModelPlans(words[0], std::move(spec), std::move(graph), group, link).Run());
   }
   return absl::OkStatus();
 }
 
-}  // namespace
 }  // namespace cadre
-
-int main(int argc, char** argv) {
-  cadre::EnsureOpenMpSettings(argv);
-  return cadre::BenchMain(
-      argc, argv, "bench/plan_error_bench.cc",
-      "bench_plan_error: compares predicted with measured step times; rank 0 prints JSON lines.",
-      cadre::Run);
-}

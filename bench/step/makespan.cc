@@ -1,17 +1,13 @@
 // Executes placements and pipelines whose layers take known times, and compares the step with what
-// the model of placement and the formula of pipelines predict. Each rank is a process; plans,
-// messages and memory are those of training. A layer computes, and its rank then waits until the
-// layer's time has passed. So the ranks need no processors of their own, and what remains of the
-// difference is the executor: late messages, and work between layers.
-//
-//   bench_makespan --model bench/makespan/diamond.textproto --times a:2:2,b:4:4,c:3:3,d:2:2
+// the model of placement and the formula of pipelines predict. Plans, messages and memory are those
+// of training. A layer computes, and its rank then waits until the layer's time has passed. So the
+// ranks need no processors of their own, and what remains of the difference is the executor: late
+// messages, and work between layers.
 //
 // With one micro-batch the layers are placed with the minimum makespan
 // (plan/search/placed_plans.h), for edges that take --edge units; a step is a forward and a
 // backward pass, with the same makespan if the times of both are equal. With several, each rank is
-// a stage. Rank 0 prints a JSON line. makespan.py creates the hosts and runs the program on them.
-#include <gflags/gflags.h>
-
+// a stage.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -27,26 +23,16 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "bench/harness.h"
+#include "bench/step/step.h"
 #include "bench/training.h"
-#include "comm/communicator.h"
 #include "plan/pipeline.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/placed_prediction.h"
 #include "plan/search/staged_plans.h"
-#include "worker/train/replica.h"
 
-DEFINE_string(model, "bench/makespan/diamond.textproto", "A run file.");
-DEFINE_string(
-    times, "a:2:2,b:4:4,c:3:3,d:2:2",
-    "layer:forward:backward in units, separated by commas. A layer's name, or what follows "
-    "the last '/' in it. Others take the time of their computation.");
-DEFINE_double(unit_ms, 100, "Milliseconds of a unit.");
-DEFINE_double(edge, 0, "Units that the tensor of an edge between ranks takes.");
-DEFINE_int32(micro_batches, 1, "Micro-batches of a step, of one sample each.");
-DEFINE_int32(steps, 5, "Measured steps; the median counts.");
-DEFINE_int32(rank, 0, "Rank of this process.");
-DEFINE_string(peers, "127.0.0.1:0", "host:port of every rank, separated by commas.");
-DEFINE_bool(shared_memory, true, "Connect ranks on one host by shared memory; false: TCP.");
+DECLARE_string(times);
+DECLARE_double(unit_ms);
+DECLARE_double(edge);
 
 namespace cadre {
 namespace {
@@ -114,16 +100,14 @@ class KnownTimes final : public TapeObserver {
   double busy_seconds_ = 0;
 };
 
-class Bench {
+class KnownTimesRun {
  public:
-  Bench(v1::RunSpec spec, Graph graph, TimesByLayer times, Transport& transport,
-        Communicator& communicator)
+  KnownTimesRun(v1::RunSpec spec, Graph graph, TimesByLayer times, const StepGroup& group)
       : spec_(std::move(spec)),
         graph_(std::move(graph)),
         index_(ParameterIndex::FromGraph(graph_)),
         times_(std::move(times)),
-        transport_(transport),
-        communicator_(communicator) {}
+        group_(group) {}
 
   absl::Status Run() {
     nlohmann::ordered_json line = BenchLine("makespan");
@@ -131,7 +115,7 @@ class Bench {
                  {"times", FLAGS_times},
                  {"unit_ms", FLAGS_unit_ms},
                  {"edge", FLAGS_edge},
-                 {"ranks", transport_.size()},
+                 {"ranks", group_.transport.size()},
                  {"micro_batches", FLAGS_micro_batches}});
     CADRE_ASSIGN_OR_RETURN(const PlanProblem problem, KnownProblem());
     CADRE_ASSIGN_OR_RETURN(const Plan plan,
@@ -144,7 +128,7 @@ class Bench {
     }
     CADRE_RETURN_IF_ERROR(Measure(PlanToProto(plan, index_), &line));
     line.update({{"predicted_units", Units(predicted)}});
-    if (transport_.rank() == 0) PrintLine(line);
+    if (group_.lead()) PrintLine(line);
     return absl::OkStatus();
   }
 
@@ -157,7 +141,7 @@ class Bench {
     hardware.times = MeasuredLayers(ModelTimesOf(graph_, times_), graph_);
     const double bytes = 4.0 * static_cast<double>(graph_[0].output.elements());
     hardware.link.beta = FLAGS_edge * FLAGS_unit_ms * 1e-3 / bytes;
-    return ProblemOf(spec_, graph_, index_, transport_.size(), hardware);
+    return ProblemOf(spec_, graph_, index_, group_.transport.size(), hardware);
   }
 
   absl::StatusOr<Plan> Place(const PlanProblem& problem, nlohmann::ordered_json* line) const {
@@ -171,7 +155,7 @@ class Bench {
 
   absl::StatusOr<Plan> StagesOf(const PlanProblem& problem) const {
     for (const Candidate& candidate : StagedPlans(problem)) {
-      if (candidate.plan.mesh.Size(kStageAxis) == transport_.size()) return candidate.plan;
+      if (candidate.plan.mesh.Size(kStageAxis) == group_.transport.size()) return candidate.plan;
     }
     return absl::InvalidArgumentError("the model has no plan with one stage for each rank");
   }
@@ -180,7 +164,8 @@ class Bench {
   // activations.
   absl::Status Measure(const v1::Plan& plan, nlohmann::ordered_json* line) {
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(1);
-    CADRE_ASSIGN_OR_RETURN(const auto replica, Replica::Make(spec_, plan, *kernels, transport_));
+    CADRE_ASSIGN_OR_RETURN(const auto replica,
+                           Replica::Make(spec_, plan, *kernels, group_.transport));
     StepLoop loop(*replica, FLAGS_micro_batches);
     CADRE_RETURN_IF_ERROR(loop.Run(2));
     KnownTimes observer(times_);
@@ -188,23 +173,18 @@ class Bench {
     // Ranks that are not aligned idle longer in the first step.
     CADRE_RETURN_IF_ERROR(loop.Run(1));
     const double busy = observer.busy_seconds();
-    std::vector<double> seconds;
-    for (int step = 0; step < FLAGS_steps; ++step) {
-      const absl::Time start = absl::Now();
-      CADRE_RETURN_IF_ERROR(loop.Run(1));
-      seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
-    }
+    CADRE_ASSIGN_OR_RETURN(const std::vector<double> seconds, loop.Time(FLAGS_steps, 1));
     replica->set_observer(nullptr);
     CADRE_RETURN_IF_ERROR(replica->AwaitOperations());
     const double step = Median(seconds);
     std::vector<double> of_rank = {(observer.busy_seconds() - busy) / FLAGS_steps / step,
                                    static_cast<double>(replica->Memory().activations()),
                                    static_cast<double>(replica->PlannedMemory().activations())};
-    std::vector<double> all(of_rank.size() * transport_.size());
-    for (int rank = 0; rank < transport_.size(); ++rank) {
+    std::vector<double> all(of_rank.size() * group_.transport.size());
+    for (int rank = 0; rank < group_.transport.size(); ++rank) {
       const auto part = std::span(all).subspan(of_rank.size() * rank, of_rank.size());
-      if (rank == transport_.rank()) std::ranges::copy(of_rank, part.begin());
-      CADRE_RETURN_IF_ERROR(communicator_.Broadcast(std::as_writable_bytes(part), rank));
+      if (rank == group_.transport.rank()) std::ranges::copy(of_rank, part.begin());
+      CADRE_RETURN_IF_ERROR(group_.communicator.Broadcast(std::as_writable_bytes(part), rank));
       (*line)["idle"].push_back(Rounded(1 - part[0], 4));
       (*line)["activation_bytes"].push_back(part[1]);
       (*line)["planned_activation_bytes"].push_back(part[2]);
@@ -218,38 +198,21 @@ class Bench {
   const Graph graph_;
   const ParameterIndex index_;
   const TimesByLayer times_;
-  Transport& transport_;
-  Communicator& communicator_;
+  const StepGroup group_;
 };
 
-absl::Status Run() {
-  CADRE_RETURN_IF_ERROR(RequirePositive({{"--micro_batches", FLAGS_micro_batches},
-                                         {"--steps", FLAGS_steps},
-                                         {"--unit_ms", FLAGS_unit_ms}}));
-  if (!(FLAGS_edge >= 0)) return absl::InvalidArgumentError("--edge must not be negative");
-  CADRE_ASSIGN_OR_RETURN(const ConnectedRank connected,
-                         ConnectRank(FLAGS_rank, FLAGS_peers, FLAGS_shared_memory));
-  Transport& transport = *connected.transport;
-  std::vector<int> ranks;
-  for (int rank = 0; rank < transport.size(); ++rank) ranks.push_back(rank);
-  Communicator all(transport, ranks);
+}  // namespace
+
+absl::Status MeasureMakespan(const StepGroup& group) {
   CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = FLAGS_model,
                                                       .batch = FLAGS_micro_batches,
                                                       .micro_batches = FLAGS_micro_batches,
-                                                      .ranks = transport.size(),
+                                                      .ranks = group.transport.size(),
                                                       .model_ranks = 0,
                                                       .space_ranks = 0}));
   CADRE_ASSIGN_OR_RETURN(Graph graph, Graph::FromModel(spec.model()));
   CADRE_ASSIGN_OR_RETURN(TimesByLayer times, ParseTimes(graph));
-  return Bench(std::move(spec), std::move(graph), std::move(times), transport, all).Run();
+  return KnownTimesRun(std::move(spec), std::move(graph), std::move(times), group).Run();
 }
 
-}  // namespace
 }  // namespace cadre
-
-int main(int argc, char** argv) {
-  return cadre::BenchMain(
-      argc, argv, "bench/makespan_bench.cc",
-      "bench_makespan: executes layers of known times on several ranks; rank 0 prints a JSON line.",
-      cadre::Run);
-}
