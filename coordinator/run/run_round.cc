@@ -71,10 +71,10 @@ void CopyLoss(const From& from, To& to) {
 
 void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
   Slot& slot = slots_[contributed.place().group()];
+  // Another coordinator, with a newer store, has started the group.
   if (!slot.started()) {
-    cluster_.Refuse(member.connection, v1::REFUSAL_OUT_OF_ORDER,
-                    "Contributed was sent before Start");
-    return;
+    return FailGroup(member, contributed.place(), v1::FAILURE_CAUSE_UNSPECIFIED,
+                     "a contribution arrived before the group was started here");
   }
   // After a restart, groups repeat contributions that are part of the newest version.
   const bool repeated = contributed.round() <= record_.version() && InNewest(slot);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
@@ -57,6 +58,30 @@ std::vector<Interval> Whole(const Values& values) { return {{0, std::ssize(value
 
 uint32_t NewestGeneration(const Invariants::Store& store) {
   return Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord()).generation();
+}
+
+// The values of these positions, in order, and the reverse.
+Values Gather(const std::vector<Interval>& positions, const Values& from) {
+  Values values;
+  for (const Interval& part : positions) {
+    values.insert(values.end(), from.begin() + part.begin, from.begin() + part.end);
+  }
+  return values;
+}
+void Scatter(const std::vector<Interval>& positions, const Values& values, Values& to) {
+  auto from = values.begin();
+  for (const Interval& part : positions) {
+    std::copy_n(from, part.size(), to.begin() + part.begin);
+    from += part.size();
+  }
+}
+
+// What the round exchanges.
+std::vector<Interval> PositionsOf(const v1::RunSpec& spec, const v1::CommitRecord& commit,
+                                  int64_t size) {
+  const Interval whole(0, size);
+  if (commit.fragment() == 0) return {whole};
+  return UnitsOf(spec)->FragmentIn(whole, commit.fragment(), FragmentsOf(spec.averaging()));
 }
 
 }  // namespace
@@ -156,7 +181,13 @@ void Invariants::OnErased(View& view, const std::string& key, const std::string&
     }
     return;
   }
-  if (absl::StartsWith(key, kRunPrefix) || key == kMetaKey) {
+  if (absl::StartsWith(key, kRunPrefix)) {
+    const auto run = Parse<v1::RunRecord>(bytes);
+    if (IsLive(run.state()) || !to_delete_.contains(run.run())) {
+      world_.Violate("the store has lost the record ", key);
+    }
+    submitted_.erase(run.run());
+  } else if (key == kMetaKey) {
     world_.Violate("the store has lost the record ", key);
   } else if (absl::StartsWith(key, kGroupPrefix)) {
     for (const auto& [group, generation] : view.current) {
@@ -395,10 +426,16 @@ void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
     world_.Violate(Name(commit), " has wrong ranks for group ", in.group());
   }
   const int shards = run.shards_size();
+  const std::vector<Interval> exchanged =
+      PositionsOf(run.spec(), commit, TensorBegins(run.spec()).back());
   for (uint32_t rank = 0; rank < in.ranks(); ++rank) {
     const std::vector<Interval> owned = OwnedSpans(run.spec(), rank, in.ranks());
     for (int shard = 0; shard < shards; ++shard) {
-      if (PartsWithin(owned, SpanOfShard(run.spec(), shard, shards)).empty()) continue;
+      const std::vector<Interval> parts =
+          PartsWithin(owned, SpanOfShard(run.spec(), shard, shards));
+      const bool has_part = absl::c_any_of(
+          exchanged, [&](Interval interval) { return !PartsWithin(parts, interval).empty(); });
+      if (!has_part) continue;
       const ContributionKey key{commit.run(), commit.round(), in.group(), in.generation(), rank};
       if (acknowledged_.count({key, run.shards(shard)}) == 0) {
         world_.Violate(key.ToString(), " is committed, but shard ", shard,
@@ -410,11 +447,27 @@ void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
 
 // Also sets the states of the version (server/round_mean.cc has the formulas of coded rounds).
 Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& commit) {
-  const Values& base = versions_[commit.run()][commit.round() - 1];
+  Values version = versions_[commit.run()][commit.round() - 1];
+  const std::vector<Interval> positions = PositionsOf(run.spec(), commit, std::ssize(version));
   std::array<Values, 3> states;
   const auto before = outer_states_[run.run()].find(commit.round() - 1);
   if (before != outer_states_[run.run()].end()) states = before->second;
-  for (Values& state : states) state.resize(base.size());
+  for (Values& state : states) state.resize(version.size());
+  const Values base = Gather(positions, version);
+  std::array<Values, 3> exchanged;
+  for (size_t i = 0; i < states.size(); ++i) exchanged[i] = Gather(positions, states[i]);
+  const Values next = MeanOf(run, commit, positions, base, exchanged);
+  for (size_t i = 0; i < states.size(); ++i) Scatter(positions, exchanged[i], states[i]);
+  if (commit.has_outer() || commit.has_down()) {
+    outer_states_[run.run()][commit.round()] = std::move(states);
+  }
+  Scatter(positions, next, version);
+  return version;
+}
+
+Values Invariants::MeanOf(const v1::RunRecord& run, const v1::CommitRecord& commit,
+                          const std::vector<Interval>& positions, const Values& base,
+                          std::array<Values, 3>& states) {
   Values& residual = states[2];
   std::vector<uint64_t> samples;
   for (const v1::Participant& in : commit.participants()) samples.push_back(in.samples());
@@ -422,9 +475,9 @@ Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& co
   Values next(base.size());
   for (int i = 0; i < commit.participants_size(); ++i) {
     const v1::Participant& in = commit.participants(i);
-    Values trained = contributions_[{commit.run(), commit.round(), in.group(), in.generation()}];
-    trained.resize(base.size());
-    (i == 0 ? SetWeighted : AddWeighted)(weights[i], trained, next);
+    Values all = contributions_[{commit.run(), commit.round(), in.group(), in.generation()}];
+    all.resize(versions_[commit.run()][0].size());
+    (i == 0 ? SetWeighted : AddWeighted)(weights[i], Gather(positions, all), next);
   }
   Values exact = base;
   if (commit.has_down()) AddWeighted(1, residual, exact);
@@ -436,23 +489,19 @@ Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& co
   if (commit.has_outer()) {
     OuterUpdate(commit.outer(), commit.round()).Update(exact, next, {states[0], states[1]});
   }
-  if (commit.has_down()) {
-    Values difference(base.size());
-    for (size_t i = 0; i < base.size(); ++i) difference[i] = next[i] - base[i];
-    std::string frame;
-    const auto units = UnitsOf(run.spec());
-    const Codec codec = CodecOf(commit.down());
-    absl::Status coded = EncodeFrame(units->all(), codec, difference, &frame);
-    coded.Update(DecodeFrame(units->all(), codec, frame, &difference));
-    if (!coded.ok()) world_.Violate(Name(commit), " cannot be coded: ", coded.ToString());
-    for (size_t i = 0; i < base.size(); ++i) {
-      const float published = base[i] + difference[i];
-      residual[i] = next[i] - published;
-      next[i] = published;
-    }
-  }
-  if (commit.has_outer() || commit.has_down()) {
-    outer_states_[run.run()][commit.round()] = std::move(states);
+  if (!commit.has_down()) return next;
+  Values difference(base.size());
+  for (size_t i = 0; i < base.size(); ++i) difference[i] = next[i] - base[i];
+  std::string frame;
+  const std::vector<ExchangeUnit> units = UnitsOf(run.spec())->In(positions);
+  const Codec codec = CodecOf(commit.down());
+  absl::Status coded = EncodeFrame(units, codec, difference, &frame);
+  coded.Update(DecodeFrame(units, codec, frame, &difference));
+  if (!coded.ok()) world_.Violate(Name(commit), " cannot be coded: ", coded.ToString());
+  for (size_t i = 0; i < base.size(); ++i) {
+    const float published = base[i] + difference[i];
+    residual[i] = next[i] - published;
+    next[i] = published;
   }
   return next;
 }
@@ -505,10 +554,11 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
   }
   for (const v1::ShardDigest& shard : commit.digests()) {
     const auto was = digests.find(shard.shard());
-    // A shard that has lost the states of the outer optimizer applies the round again.
+    // A shard that has lost the version before, or the states of the outer optimizer, and needs them
+    // applies the round again.
     const bool changed =
         was != digests.end() && (!shard.applied() || was->second != shard.digest());
-    if (changed && !commit.has_outer() && !commit.has_up() && !commit.has_down()) {
+    if (changed && !NeedsVersions(specs_[commit.run()])) {
       world_.Violate(Name(commit), " has changed the digest of shard ", shard.shard());
     }
   }
@@ -611,26 +661,25 @@ void Invariants::OnStaged(const std::string& aggregator, const v1::ContributionH
 void Invariants::RecordContribution(const v1::ContributionHeader& header, const Values& values) {
   const v1::RunSpec& spec = specs_[header.run()];
   const std::vector<int64_t> begins = TensorBegins(spec);
+  std::vector<Interval> positions;
+  for (const v1::Range& range : header.ranges()) {
+    const int64_t begin = begins[range.tensor()];
+    const Interval part(begin + static_cast<int64_t>(range.begin()),
+                        begin + static_cast<int64_t>(range.end()));
+    // Units may consist of several tensors.
+    if (!positions.empty() && positions.back().end == part.begin) {
+      positions.back().end = part.end;
+    } else {
+      positions.push_back(part);
+    }
+  }
   Values& all = contributions_[{header.run(), header.round(), header.group(), header.generation()}];
   all.resize(begins.back());
-  const auto position = [&](uint64_t tensor, uint64_t index) {
-    return begins[tensor] + static_cast<int64_t>(index);
-  };
   if (header.frame_elements() == 0) {
-    auto from = values.begin();
-    for (const v1::Range& range : header.ranges()) {
-      const Interval positions(position(range.tensor(), range.begin()),
-                               position(range.tensor(), range.end()));
-      std::copy_n(from, positions.size(), all.begin() + positions.begin);
-      from += positions.size();
-      CheckTraining(header, positions, all);
-    }
+    Scatter(positions, values, all);
+    CheckTraining(header, positions, all);
     return;
   }
-  const v1::Range& first = header.ranges(0);
-  const v1::Range& last = header.ranges(header.ranges_size() - 1);
-  const Interval positions(position(first.tensor(), first.begin()),
-                           position(last.tensor(), last.end()));
   Values change;
   const absl::Status decoded = DecodeFrame(
       UnitsOf(spec)->In(positions), CodecOf(*CodingOf(spec.averaging().up())),
@@ -640,24 +689,31 @@ void Invariants::RecordContribution(const v1::ContributionHeader& header, const 
     return;
   }
   world_.Count("frames_staged");
-  std::copy(change.begin(), change.end(), all.begin() + positions.begin);
+  Scatter(positions, change, all);
 }
 
-void Invariants::CheckTraining(const v1::ContributionHeader& header, Interval positions,
-                               const Values& values) {
+void Invariants::CheckTraining(const v1::ContributionHeader& header,
+                               const std::vector<Interval>& positions, const Values& values) {
+  const v1::Averaging& averaging = specs_[header.run()].averaging();
+  // Contributions then contain late changes, those of other fragments, or a share of their own.
+  if (averaging.has_staleness() || FragmentsOf(averaging) > 1 || averaging.overlap().has_blend()) {
+    return;
+  }
   const auto& versions = versions_[header.run()];
   const auto before = versions.find(header.base_version());
   // An older record of the run does not have the version.
   if (before == versions.end()) return;
   const double steps =
       static_cast<double>(header.samples()) / specs_[header.run()].batch_per_group();
-  for (int64_t p = positions.begin; p < positions.end; ++p) {
-    const double trained = values[p] - before->second[p];
-    const double expected = steps * StepChange(header.group(), header.generation(), p);
-    if (std::abs(trained - expected) <= 1e-3 * (1 + std::abs(values[p]))) continue;
-    world_.Violate(ContributionKey::Of(header).ToString(), " changes the value at ", p, " by ",
-                   trained, ", but ", steps, " steps change it by ", expected);
-    return;
+  for (const Interval& part : positions) {
+    for (int64_t p = part.begin; p < part.end; ++p) {
+      const double trained = values[p] - before->second[p];
+      const double expected = steps * StepChange(header.group(), header.generation(), p);
+      if (std::abs(trained - expected) <= 1e-3 * (1 + std::abs(values[p]))) continue;
+      world_.Violate(ContributionKey::Of(header).ToString(), " changes the value at ", p, " by ",
+                     trained, ", but ", steps, " steps change it by ", expected);
+      return;
+    }
   }
 }
 
@@ -770,10 +826,13 @@ void Invariants::CheckEnd(
       }
     }
     // Each round counts once, even if Apply is repeated. A shard whose version before is lost does
-    // not know the discrepancy.
+    // not know the discrepancy; nor has a round one whose groups have discarded all that they
+    // trained (blend 0).
     const v1::DiscrepancyRecord& discrepancy = record->discrepancy();
     const bool counts = discrepancy.rounds() == rounds_apart && discrepancy.groups() == groups;
-    if (!counts && !HasLostDisk(*record) && !restored_.contains(run)) {
+    const v1::Overlap& overlap = specs_[run].averaging().overlap();
+    const bool discards = overlap.has_blend() && overlap.blend() == 0;
+    if (!counts && !discards && !HasLostDisk(*record) && !restored_.contains(run)) {
       world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
                      rounds_apart, ", the last of ", groups, " groups");
     }

@@ -46,6 +46,8 @@ class Invariants {
   void OnTransaction(size_t coordinator, const Store& before, const Store& after);
   void OnSent(const Store& store, const v1::CoordinatorMessage& message);
   void OnSubmitted(const Store& store, const std::string& run);
+  // The user wants to delete the run, which is refused while it is live.
+  void OnDeleteRequested(const std::string& run) { to_delete_.insert(run); }
   // The store has become an older copy of itself: what was decided since is on the aggregators
   // only.
   void OnStoreRestored(size_t coordinator, const Store& store);
@@ -131,9 +133,13 @@ class Invariants {
   // Records what the rank contributes: the change in a frame, or values.
   void RecordContribution(const v1::ContributionHeader& header, const Values& values);
   // Whether the values are those of the version before, and the steps that the header says.
-  void CheckTraining(const v1::ContributionHeader& header, Interval positions,
+  void CheckTraining(const v1::ContributionHeader& header, const std::vector<Interval>& positions,
                      const Values& values);
   Values ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& commit);
+  // What the round makes of the values at these positions, in order, and of their states.
+  Values MeanOf(const v1::RunRecord& run, const v1::CommitRecord& commit,
+                const std::vector<Interval>& positions, const Values& base,
+                std::array<Values, 3>& states);
   void OnSeed(const Store& store, const v1::Apply& apply);
   void OnErased(View& view, const std::string& key, const std::string& bytes, const Store& after);
   // Whether no coordinator has the generation.
@@ -146,6 +152,7 @@ class Invariants {
   // By number of the coordinator.
   std::map<size_t, View> views_;
   std::set<std::string> submitted_;
+  std::set<std::string> to_delete_;
   // Since its last commit: hosts that could not continue by cause, and generations that diverged.
   struct Failures {
     std::map<v1::FailureCause, std::set<std::string>> hosts;

@@ -38,8 +38,7 @@ uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans) {
 }
 
 std::shared_ptr<const ExchangeUnits> UnitsOf(const v1::RunSpec& spec) {
-  const v1::Averaging& averaging = spec.averaging();
-  if (!CodingOf(averaging.up()) && !CodingOf(averaging.down())) return nullptr;
+  if (!ExchangesUnits(spec.averaging())) return nullptr;
   return std::make_shared<ExchangeUnits>(ParameterIndex::FromModel(spec.model()).value());
 }
 

@@ -34,12 +34,12 @@ inline float StateOf(int64_t position) { return static_cast<float>(position + 1)
 
 uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans);
 
-// The units of the model, if rounds of the run are coded; otherwise null.
+// The units of the model, if rounds of the run are coded or exchange fragments; otherwise null.
 std::shared_ptr<const ExchangeUnits> UnitsOf(const v1::RunSpec& spec);
 // The interval that shard `shard` of `shards` stores.
 Interval SpanOfShard(const v1::RunSpec& spec, uint32_t shard, uint32_t shards);
-// The intervals that rank `rank` of `ranks` exchanges: a part of every tensor or, in coded rounds,
-// one of whole units.
+// The intervals that rank `rank` of `ranks` exchanges: a part of every tensor or, if whole units are
+// exchanged, one of these.
 std::vector<Interval> OwnedSpans(const v1::RunSpec& spec, uint32_t rank, uint32_t ranks);
 // The parts of `spans` inside `within`.
 std::vector<Interval> PartsWithin(const std::vector<Interval>& spans, Interval within);

@@ -66,6 +66,7 @@ void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
   machine_.reset();
   inbox_.clear();
   waiting_.clear();
+  orders_.clear();
   traces_.clear();
   network_.Unlisten(endpoint_);
   world_.timeline.After(downtime.value_or(world_.dice.Between(kMinDowntime, kMaxDowntime)), life_,
@@ -245,6 +246,7 @@ void SimulatedCoordinator::Search(const SearchPlans& search) {
 
 void SimulatedCoordinator::Reply(const Replied& replied) {
   if (traces_.contains(replied.request)) return Answer(replied);
+  if (const auto order = orders_.extract(replied.request)) return order.mapped()(replied);
   auto it = waiting_.find(replied.request);
   if (it == waiting_.end()) return;
   const auto done = std::move(it->second);
@@ -262,6 +264,8 @@ void SimulatedCoordinator::Answer(const Replied& answered) {
   const uint32_t steps = trace.steps;
   if (std::exchange(trace.answered, true)) world_.Violate("a trace is answered twice");
   if (absl::IsAborted(answered.status)) return world_.Count("traces_aborted");
+  // The run was scaled or deleted.
+  if (absl::IsNotFound(answered.status)) return world_.Count("traces_of_no_group");
   if (absl::IsFailedPrecondition(answered.status)) return world_.Count("traces_too_early_or_late");
   if (absl::IsResourceExhausted(answered.status)) return world_.Count("traces_refused_as_second");
   if (!answered.status.ok()) {

@@ -50,6 +50,14 @@ class SimulatedCoordinator {
   // `done` is called with the id of the run; never if the process crashes before it answers.
   void Submit(const v1::RunSpec& spec, std::function<void(const std::string&)> done);
   void StopRun(const std::string& run);
+  // An operator's request; `answered` is not called if the process crashes before it answers.
+  template <typename Request>
+  void Order(Request request, std::function<void(const Replied&)> answered) {
+    if (!up()) return;
+    request.request = ++last_request_;
+    orders_[request.request] = std::move(answered);
+    Take(std::move(request));
+  }
   // Requests a trace and cancels the request after `patience`.
   void TraceGroup(const std::string& run, uint32_t group, uint32_t steps, absl::Duration patience);
   // Number of trace requests that the machine has received and that are neither answered nor
@@ -90,6 +98,7 @@ class SimulatedCoordinator {
   // coordinator/service/loop.
   absl::Time expire_from_ = absl::InfinitePast();
   std::map<RequestId, std::function<void(const std::string&)>> waiting_;
+  std::map<RequestId, std::function<void(const Replied&)>> orders_;
   struct WaitingTrace {
     uint32_t steps = 0;
     bool cancelled = false;

@@ -108,7 +108,8 @@ absl::Status SimulatedModel::Store(bool states) {
   for (const Interval& span : spans_) {
     for (int64_t p = span.begin; p < span.end; ++p) {
       if (states_[p] == 0 || states_[p] == StateOf(p)) continue;
-      world_.Violate(simulation::Describe(place()), " has restored the state of another position at ", p);
+      world_.Violate(simulation::Describe(place()),
+                     " has restored the state of another position at ", p);
     }
   }
   return absl::OkStatus();
@@ -199,7 +200,7 @@ void SimulatedModel::TraceStep() {
 
 PeriodReport SimulatedModel::TakePeriod() {
   staged_round_ = protocol_->version() + 1;
-  return {};
+  return {.rate = 0.5F};
 }
 
 absl::StatusOr<RankProtocol::Evaluated> SimulatedModel::Evaluate(

@@ -42,6 +42,8 @@ class SimulatedSession final : private SessionOwner {
   struct Callbacks {
     std::function<void(const TrainingReport&)> report;
     std::function<bool()> connected;
+    // The session of a draining worker has reached its boundary.
+    std::function<void()> may_leave;
     // Called when the generation has ended for this rank, by a failure or a cancellation.
     std::function<void(const TrainerOutcome&)> ended;
   };
@@ -53,6 +55,7 @@ class SimulatedSession final : private SessionOwner {
   void Run();
   void Deliver(const v1::CoordinatorMessage& message);
   void Cancel(const std::string& reason) { session_.Cancel(reason); }
+  void Drain(absl::Duration within) { session_.Drain(within); }
   bool cancelled() const { return !session_.cancellation().status().ok(); }
   // The process has ended, without any notification. Requires: not called from a thread.
   void Kill(bool host_lost);
@@ -71,6 +74,9 @@ class SimulatedSession final : private SessionOwner {
   // SessionOwner, from the threads.
   void Report(const TrainingReport& report) override;
   bool connected() const override { return !threads_.killed() && callbacks_.connected(); }
+  void OnMayLeave() override {
+    if (!threads_.killed()) callbacks_.may_leave();
+  }
 
   TrainerOutcome Train();
 

@@ -1,5 +1,6 @@
 #include "tests/simulation/simulated_worker.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -12,6 +13,7 @@ void SimulatedWorker::Start() {
   ++process_;
   incarnation_ = absl::StrCat(name_, ".", process_);
   world_.Log(name_, "    starts");
+  draining_ = false;
   progress_ = std::make_unique<TrainerProgress>();
   states_ = std::make_unique<StateVault>();
   residuals_ = std::make_unique<StateVault>();
@@ -27,6 +29,7 @@ void SimulatedWorker::Start() {
                                         m.refused().refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
                                       unregistered_at_ = world_.timeline.now();
                                     }
+                                    if (m.has_drain()) OnDrain(m.drain());
                                     Do(machine_->Receive(m));
                                   },
                               .on_connection =
@@ -64,6 +67,23 @@ void SimulatedWorker::Leave() {
   world_.Count("workers_left");
   link_->SendGoodbye();
   Kill(/*host_lost=*/false);
+}
+
+// As cadre-worker does. Its supervisor starts it again.
+void SimulatedWorker::OnDrain(const v1::Drain& drain) {
+  if (std::exchange(draining_, true)) return;
+  const absl::Duration within = absl::Seconds(std::max(1.0, drain.seconds()));
+  const bool finishes = machine_->started() && current_ != nullptr;
+  if (finishes) current_->Drain(within);
+  LeaveWithin(finishes ? within : absl::ZeroDuration());
+}
+
+void SimulatedWorker::LeaveWithin(absl::Duration time) {
+  world_.timeline.After(time, life_, [this] {
+    Leave();
+    world_.timeline.After(world_.dice.Between(absl::Seconds(1), absl::Seconds(60)), life_,
+                          [this] { Start(); });
+  });
 }
 
 v1::Heartbeat SimulatedWorker::MakeHeartbeat() const {
@@ -124,6 +144,7 @@ std::unique_ptr<SimulatedSession> SimulatedWorker::MakeSession(const v1::Assignm
       SimulatedSession::Callbacks{
           .report = [this](const TrainingReport& report) { Do(machine_->Report(report)); },
           .connected = [this] { return link_->connected(); },
+          .may_leave = [this] { LeaveWithin(absl::ZeroDuration()); },
           .ended = [this](const TrainerOutcome& outcome) { OnEnded(outcome); }});
 }
 

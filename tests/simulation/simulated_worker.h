@@ -60,6 +60,9 @@ class SimulatedWorker {
   std::unique_ptr<SimulatedSession> MakeSession(const v1::Assignment& assignment);
   // Starts the next session when the previous one has ended, as the training thread of a worker.
   void RunNext();
+  void OnDrain(const v1::Drain& drain);
+  // Leaves after this time.
+  void LeaveWithin(absl::Duration time);
   // On the training thread of the current session.
   void OnEnded(const TrainerOutcome& outcome);
 
@@ -85,6 +88,7 @@ class SimulatedWorker {
   uint64_t hellos_ = 0;
   std::unique_ptr<AssignmentMachine> machine_;
   std::unique_ptr<MembershipLink> link_;
+  bool draining_ = false;
   std::unique_ptr<SimulatedSession> current_;
   std::unique_ptr<SimulatedSession> waiting_;
 };

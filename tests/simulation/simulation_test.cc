@@ -1,7 +1,10 @@
+#include <gmock/gmock.h>
+#include <google/protobuf/message.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -115,6 +118,56 @@ TEST(Simulation, InvariantsHold) {
   for (const auto& [name, count] : min_counts) {
     EXPECT_GE(counters[name], count) << "the seeds rarely cause " << name;
   }
+}
+
+// Adds the names of the fields that are set, and those of all fields.
+void AddFields(const google::protobuf::Message& message, const std::string& prefix,
+               std::set<std::string>* set) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const auto* field : fields) {
+    const std::string name = absl::StrCat(prefix, field->name());
+    set->insert(name);
+    if (field->is_repeated() || field->message_type() == nullptr) continue;
+    AddFields(reflection.GetMessage(message, field), name + ".", set);
+  }
+}
+
+void AddAllFields(const google::protobuf::Descriptor& type, const std::string& prefix,
+                  std::set<std::string>* all) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *type.field(i);
+    const std::string name = absl::StrCat(prefix, field.name());
+    all->insert(name);
+    if (!field.is_repeated() && field.message_type() != nullptr) {
+      AddAllFields(*field.message_type(), name + ".", all);
+    }
+  }
+}
+
+// A new field of the averaging or of the cluster must be drawn, too, or be named here.
+TEST(Simulation, SeedsDrawEveryField) {
+  std::set<std::string> missing;
+  AddAllFields(*v1::Averaging::descriptor(), "averaging.", &missing);
+  AddAllFields(*v1::Cluster::descriptor(), "cluster.", &missing);
+  // How a group computes, which is not simulated.
+  for (const char* name : {"space_ranks", "collectives", "overlap", "mesh", "layer", "pipeline"}) {
+    missing.erase(absl::StrCat("cluster.", name));
+  }
+  // Programs with a loop of their own.
+  missing.erase("cluster.max_pause_ms");
+  // Of no effect: the aggregators always keep what a code leaves out of versions.
+  missing.erase("averaging.down.error_feedback");
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    for (const v1::RunSpec& spec : Simulator({.seed = seed}).Draw()) {
+      std::set<std::string> drawn;
+      AddFields(spec.averaging(), "averaging.", &drawn);
+      AddFields(spec.cluster(), "cluster.", &drawn);
+      for (const std::string& name : drawn) missing.erase(name);
+    }
+  }
+  EXPECT_THAT(missing, ::testing::IsEmpty());
 }
 
 TEST(Simulation, EqualSeedsGiveEqualLogs) {

@@ -97,6 +97,7 @@ Simulator::Simulator(const SimulatorOptions& options)
       fabrics_(world_),
       invariants_(world_, [this] { return ConnectedWorkers(); }),
       coordinators_(world_, network_, invariants_, MachineOptions()),
+      operators_(world_, coordinators_, invariants_, workers_),
       injector_(world_, network_, coordinators_, workers_, aggregators_),
       liveness_(world_, coordinators_, workers_, aggregators_, network_) {
   world_.plant = options.plant;
@@ -104,6 +105,14 @@ Simulator::Simulator(const SimulatorOptions& options)
 }
 
 // ---- The cluster
+
+std::vector<v1::RunSpec> Simulator::Draw() {
+  MakeMembers();
+  runs_wanted_ = dice_.Between(1, 3);
+  std::vector<v1::RunSpec> specs(runs_wanted_);
+  for (v1::RunSpec& spec : specs) spec = MakeSpec();
+  return specs;
+}
 
 void Simulator::MakeMembers() {
   Dice& dice = dice_;
@@ -170,30 +179,78 @@ v1::RunSpec Simulator::MakeSpec() {
   if (cluster.ranks_per_group() == 2 && dice.Chance(0.3)) cluster.set_model_ranks(2);
   cluster.set_rejoin_wait_ms(between(500, 8000));
   if (dice.Chance(0.5)) cluster.set_aggregators(between(1, aggregators_.size()));
-  v1::Averaging& averaging = *spec.mutable_averaging();
-  averaging.set_every_steps(averages ? between(1, 6) : 0);
-  if (averaging.every_steps() > 1) {
-    averaging.mutable_overlap()->set_steps(between(0, averaging.every_steps() - 1));
-  }
-  if (cluster.groups() > 1 && dice.Chance(0.5)) {
-    averaging.set_quorum(between(1, cluster.groups()));
-    averaging.set_min_grace_ms(between(200, 4000));
-  }
-  if (dice.Chance(0.4)) averaging.set_max_solo_steps(between(1, 10));
-  if (averages && world_.has_outer_runs) {
-    const auto codec = [&] {
-      return static_cast<v1::Codec>(between(v1::CODEC_BF16, v1::CODEC_TOPK));
-    };
-    // One of them, or both.
-    const uint64_t coded = between(0, 2);
-    if (coded != 1) averaging.mutable_outer()->mutable_nesterov()->set_every_rounds(between(1, 3));
-    if (coded > 0 && dice.Chance(0.7)) averaging.mutable_up()->set_codec(codec());
-    if (coded > 0 && dice.Chance(0.7)) averaging.mutable_down()->set_codec(codec());
-  }
+  cluster.set_keep_plan(dice.Chance(0.2));
+  *spec.mutable_averaging() = averages ? MakeAveraging(cluster) : v1::Averaging();
   spec.mutable_stop()->set_steps(between(5, 60));
   if (dice.Chance(0.3)) spec.mutable_stop()->set_epochs(between(1, 10));
   spec.mutable_evaluation()->set_every_epochs(between(1, 3));
   return spec;
+}
+
+v1::Averaging Simulator::MakeAveraging(const v1::Cluster& cluster) {
+  Dice& dice = dice_;
+  const auto between = [&](uint64_t low, uint64_t high) -> uint32_t {
+    return dice.Between(low, high);
+  };
+  const uint32_t groups = cluster.groups();
+  const auto share = [&] { return static_cast<float>(between(0, 10)) / 10; };
+  v1::Averaging averaging;
+  averaging.set_every_steps(between(1, 6));
+  const uint32_t every = averaging.every_steps();
+  if (every > 1) averaging.mutable_overlap()->set_steps(between(0, every - 1));
+  if (averaging.overlap().steps() > 0 && dice.Chance(0.2)) {
+    averaging.mutable_overlap()->set_blend(share());
+  }
+  if (every % 2 == 0 && averaging.overlap().steps() < every / 2 && dice.Chance(0.2)) {
+    averaging.mutable_fragments()->set_count(2);
+  }
+  if (groups > 1 && dice.Chance(0.5)) {
+    averaging.set_quorum(between(1, groups));
+    averaging.set_min_grace_ms(between(200, 4000));
+    // Some workers may be lost permanently.
+    const uint64_t remaining = max_ranks_ / cluster.ranks_per_group();
+    if (dice.Chance(0.3)) {
+      averaging.set_min_groups(between(1, std::min<uint64_t>(remaining, averaging.quorum())));
+    }
+    if (dice.Chance(0.3)) averaging.mutable_staleness()->set_max_rounds(between(1, 3));
+    if (averaging.has_staleness() && dice.Chance(0.5)) {
+      averaging.mutable_staleness()->set_weight(share());
+    }
+  }
+  averaging.set_steps_by_speed(dice.Chance(0.2));
+  if (dice.Chance(0.4)) averaging.set_max_solo_steps(between(1, 10));
+  if (world_.has_outer_runs) MakeOuter(averaging);
+  return averaging;
+}
+
+// An outer optimizer, codes, or both.
+void Simulator::MakeOuter(v1::Averaging& averaging) {
+  Dice& dice = dice_;
+  const auto between = [&](uint64_t low, uint64_t high) -> uint32_t {
+    return dice.Between(low, high);
+  };
+  const auto coding = [&](bool up) {
+    v1::Coding coding;
+    coding.set_codec(static_cast<v1::Codec>(between(v1::CODEC_BF16, v1::CODEC_TOPK)));
+    if (coding.codec() == v1::CODEC_TOPK && dice.Chance(0.5)) coding.set_keep(between(1, 4096));
+    if (up && dice.Chance(0.3)) {
+      coding.set_error_feedback(static_cast<float>(between(0, 10)) / 10);
+    }
+    return coding;
+  };
+  const uint64_t coded = between(0, 2);
+  if (coded != 1 && dice.Chance(0.3)) {
+    v1::SlowMo& slowmo = *averaging.mutable_outer()->mutable_slowmo();
+    if (dice.Chance(0.5)) slowmo.set_learning_rate(static_cast<float>(between(1, 10)) / 10);
+    if (dice.Chance(0.5)) slowmo.set_momentum(static_cast<float>(between(0, 9)) / 10);
+  } else if (coded != 1) {
+    v1::OuterNesterov& nesterov = *averaging.mutable_outer()->mutable_nesterov();
+    nesterov.set_every_rounds(between(1, 3));
+    if (dice.Chance(0.3)) nesterov.set_learning_rate(static_cast<float>(between(1, 10)) / 10);
+    if (dice.Chance(0.3)) nesterov.set_momentum(static_cast<float>(between(0, 9)) / 10);
+  }
+  if (coded > 0 && dice.Chance(0.7)) *averaging.mutable_up() = coding(/*up=*/true);
+  if (coded > 0 && dice.Chance(0.7)) *averaging.mutable_down() = coding(/*up=*/false);
 }
 
 // The user submits again until there is an answer, but not while two coordinators run.
@@ -264,6 +321,7 @@ void Simulator::EndFaults() {
   world_.Log("faults end");
   faults_ended_ = true;
   if (intruder_.has_value()) intruder_->Stop();
+  operators_.End();
   injector_.End();
 }
 
@@ -324,16 +382,15 @@ void Simulator::ReportStuck() {
 Outcome Simulator::Run() {
   // The event log has what matters of the messages of the shard hosts.
   FLAGS_minloglevel = google::GLOG_FATAL;
-  MakeMembers();
+  const std::vector<v1::RunSpec> specs = Draw();
   coordinator().Start();
-  runs_wanted_ = dice_.Between(1, 3);
-  for (size_t i = 0; i < runs_wanted_; ++i) {
-    const v1::RunSpec spec = MakeSpec();
+  for (const v1::RunSpec& spec : specs) {
     world_.timeline.After(dice_.Between(absl::ZeroDuration(), faults_for_ / 2),
                           [this, spec] { Submit(spec); });
   }
   ScheduleFaults();
   ScheduleTraces();
+  operators_.Start();
   CheckLiveness();
   world_.timeline.After(faults_for_, [this] { EndFaults(); });
 

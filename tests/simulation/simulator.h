@@ -20,12 +20,13 @@
 #include "tests/simulation/coordinators.h"
 #include "tests/simulation/fault_injector.h"
 #include "tests/simulation/faults.h"
-#include "tests/simulation/simulated_transport.h"
 #include "tests/simulation/intruder.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/liveness.h"
 #include "tests/simulation/network.h"
+#include "tests/simulation/operators.h"
 #include "tests/simulation/simulated_aggregator.h"
+#include "tests/simulation/simulated_transport.h"
 #include "tests/simulation/simulated_worker.h"
 #include "tests/simulation/world.h"
 
@@ -60,13 +61,17 @@ class Simulator {
   Simulator(const Simulator&) = delete;
   Simulator& operator=(const Simulator&) = delete;
 
+  // Either may be called, once. Draw only makes the cluster and returns the runs.
   Outcome Run();
+  std::vector<v1::RunSpec> Draw();
 
  private:
   SimulatedCoordinator& coordinator() { return coordinators_.current(); }
   const SimulatedCoordinator& coordinator() const { return coordinators_.current(); }
   void MakeMembers();
   v1::RunSpec MakeSpec();
+  v1::Averaging MakeAveraging(const v1::Cluster& cluster);
+  void MakeOuter(v1::Averaging& averaging);
   void Submit(const v1::RunSpec& spec);
   // Draws the faults and schedules those that were requested.
   void ScheduleFaults();
@@ -91,6 +96,7 @@ class Simulator {
   Invariants invariants_;
   Coordinators coordinators_;
   Workers workers_;
+  Operators operators_;
   FaultInjector injector_;
   Liveness liveness_;
   std::optional<Intruder> intruder_;

@@ -300,16 +300,6 @@ INSTANTIATE_TEST_SUITE_P(
                                           [](v1::Contributed& c) { c.set_step(0); }}),
     [](const auto& info) { return info.param.label; });
 
-TEST_F(MachineRoundTest, ContributedBeforeStart) {
-  cluster_.behaviour.prepare = false;
-  const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 100));
-  v1::Contributed contributed;
-  *contributed.mutable_place() = cluster_.Lead(run, 0).place();
-  contributed.set_round(1);
-  cluster_.Send(cluster_.Lead(run, 0), contributed);
-  EXPECT_EQ(cluster_.Counter("refused_out_of_order"), 1u);
-}
-
 TEST_F(MachineRoundTest, LostGroupLeavesRound) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   Train(run, 0);

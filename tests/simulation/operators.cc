@@ -1,0 +1,97 @@
+#include "tests/simulation/operators.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "coordinator/store/keys.h"
+
+namespace cadre::simulation {
+namespace {
+
+constexpr absl::Duration kMaxPause = absl::Seconds(60);
+// Until the coordinator has answered.
+constexpr absl::Duration kAskAgain = absl::Seconds(5);
+
+}  // namespace
+
+void Operators::Start() {
+  // Most clusters are left alone.
+  if (world_.dice.Chance(0.4)) ScheduleNext();
+}
+
+void Operators::End() {
+  ended_ = true;
+  for (const auto& worker : workers_) Readmit(worker->name());
+}
+
+void Operators::ScheduleNext() {
+  world_.timeline.After(world_.dice.Between(absl::Seconds(1), kMaxPause), [this] {
+    if (ended_) return;
+    if (!coordinators_.two()) (this->*verbs_[world_.dice.Between(0, verbs_.size() - 1)])();
+    ScheduleNext();
+  });
+}
+
+std::string Operators::AnyRun() const {
+  std::vector<std::string> runs;
+  const auto& store = coordinators_.current().store();
+  for (auto it = store.lower_bound(kRunPrefix);
+       it != store.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
+    v1::RunRecord run;
+    if (run.ParseFromString(it->second)) runs.push_back(run.run());
+  }
+  return runs.empty() ? "" : runs[world_.dice.Between(0, runs.size() - 1)];
+}
+
+const std::string& Operators::AnyWorker() const {
+  return workers_[world_.dice.Between(0, workers_.size() - 1)]->name();
+}
+
+void Operators::Scale() {
+  const uint32_t groups = world_.dice.Between(1, 4);
+  coordinators_.current().Order(ScaleRun{.run = AnyRun(), .groups = groups},
+                                [this](const Replied& replied) {
+                                  if (replied.status.ok()) world_.Count("runs_scaled");
+                                });
+}
+
+void Operators::Resume() {
+  coordinators_.current().Order(ResumeRun{.run = AnyRun()}, [](const Replied&) {});
+}
+
+void Operators::Delete() {
+  const std::string run = AnyRun();
+  invariants_.OnDeleteRequested(run);
+  coordinators_.current().Order(DeleteRun{.run = run}, [this](const Replied& replied) {
+    if (replied.status.ok()) world_.Count("runs_deleted");
+  });
+}
+
+void Operators::Adopt() {
+  coordinators_.current().Order(AdoptRuns{}, [](const Replied&) {});
+}
+
+void Operators::Cordon() {
+  CordonMembers cordon{.member = AnyWorker(), .undo = world_.dice.Chance(0.4)};
+  cordon.drain = !cordon.undo && world_.dice.Chance(0.5);
+  if (cordon.drain) cordon.drain_seconds = static_cast<double>(world_.dice.Between(1, 60));
+  coordinators_.current().Order(cordon, [this, cordon](const Replied& replied) {
+    if (!replied.status.ok()) return;
+    world_.Count(cordon.undo    ? "workers_readmitted"
+                 : cordon.drain ? "workers_drained"
+                                : "workers_cordoned");
+  });
+}
+
+// Until the coordinator has answered; a worker that it does not know has no cordon.
+void Operators::Readmit(const std::string& worker) {
+  auto answered = std::make_shared<bool>(false);
+  coordinators_.current().Order(
+      CordonMembers{.member = worker, .undo = true},
+      [answered](const Replied& replied) { *answered = replied.status.ok(); });
+  world_.timeline.After(kAskAgain, [this, worker, answered] {
+    if (!*answered) Readmit(worker);
+  });
+}
+
+}  // namespace cadre::simulation

@@ -1,0 +1,54 @@
+// The people who operate the cluster: they scale, resume and delete runs, and cordon, drain and
+// readmit workers, at random times while there are faults. Afterwards all workers are readmitted.
+//
+// Thread-compatible.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/coordinators.h"
+#include "tests/simulation/invariants.h"
+#include "tests/simulation/simulated_worker.h"
+#include "tests/simulation/world.h"
+
+namespace cadre::simulation {
+
+class Operators {
+ public:
+  Operators(World& world, Coordinators& coordinators, Invariants& invariants,
+            const std::vector<std::unique_ptr<SimulatedWorker>>& workers)
+      : world_(world),
+        coordinators_(coordinators),
+        invariants_(invariants),
+        workers_(workers),
+        verbs_{&Operators::Scale, &Operators::Resume, &Operators::Delete, &Operators::Adopt,
+               &Operators::Cordon} {}
+
+  void Start();
+  void End();
+
+ private:
+  void ScheduleNext();
+  // A random run in the store; empty: there is none.
+  std::string AnyRun() const;
+  const std::string& AnyWorker() const;
+  void Scale();
+  void Resume();
+  void Delete();
+  void Adopt();
+  // Cordons a worker, drains it or readmits it.
+  void Cordon();
+  void Readmit(const std::string& worker);
+
+  World& world_;
+  Coordinators& coordinators_;
+  Invariants& invariants_;
+  const std::vector<std::unique_ptr<SimulatedWorker>>& workers_;
+  const std::vector<void (Operators::*)()> verbs_;
+  bool ended_ = false;
+};
+
+}  // namespace cadre::simulation
