@@ -44,10 +44,6 @@ Schedule ReduceScatterSchedule(Algorithm algorithm, int index, std::span<const I
 Schedule AllGatherSchedule(Algorithm algorithm, int index, std::span<const Interval> intervals);
 // Afterwards every member has the sum of all data. kRing, kButterfly, kHalvingDoubling.
 Schedule AllReduceSchedule(Algorithm algorithm, int index, int members, int64_t elements);
-// kHierarchical: `hosts` has the host of each member, as arbitrary numbers. A ring inside a host
-// and algorithm `across` between hosts.
-Schedule HierarchicalAllReduceSchedule(int index, std::span<const uint64_t> hosts, int64_t elements,
-                                       Algorithm across);
 // A binomial tree.
 Schedule BroadcastSchedule(int index, int members, int64_t elements, int root);
 // The dissemination algorithm; messages are empty.

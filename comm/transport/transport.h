@@ -134,8 +134,6 @@ class Transport {
   virtual int size() const = 0;
   // The kind of link between this rank and `peer`.
   virtual LinkKind link(int peer) const = 0;
-  // Identifies the host of `peer`: equal for ranks of one host, and the same on all ranks.
-  virtual uint64_t host(int peer) const = 0;
 
   // Executes all transfers and returns when they are complete. Between a pair of ranks, sends are
   // executed in the order of the list, and so are receives. Empty messages are sent, too.
