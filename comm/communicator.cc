@@ -10,8 +10,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "comm/reduce.h"
 #include "comm/rounds.h"
+#include "tensor/reduce.h"
 
 namespace cadre {
 namespace {

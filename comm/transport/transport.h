@@ -41,6 +41,7 @@
 #include "tensor/collective.h"
 #include "tensor/dtype.h"
 #include "tensor/interval.h"
+#include "tensor/reduce.h"
 
 namespace cadre {
 
@@ -61,13 +62,6 @@ struct CallTag {
   friend bool operator==(const CallTag&, const CallTag&) = default;
   // "all-reduce by ring, number 12, of 400 float32 among 4 (group 9f3a21)".
   std::string ToString() const;
-};
-
-// How received values are added to local ones.
-struct Combine {
-  // `bytes` is a multiple of `element`; both pointers are aligned to `element` only.
-  void (*add)(std::byte* sum, const std::byte* values, size_t bytes) = nullptr;
-  size_t element = 1;
 };
 
 // One message of a call.
