@@ -38,6 +38,15 @@
 #include "tensor/move.h"
 
 namespace cadre {
+
+// The numbers of rows (or columns) of a dimension with a halo that one rank needs and holds.
+struct RowNeeds {
+  // Summed over the ranks that hold some of it.
+  double needs = 0;
+  double has = 0;
+  double peers = 1;
+};
+
 namespace {
 
 // The splits of one dimension before and after a move. Both begin with the same axes (the common
@@ -87,14 +96,6 @@ DimensionSplit SplitOf(const CompactMesh& mesh, const AxisList& from, const Axis
   cut.to_parts *= cut.to_beyond;
   return cut;
 }
-
-// The numbers of rows (or columns) of a dimension with a halo that one rank needs and holds.
-struct RowNeeds {
-  // Summed over the ranks that hold some of it.
-  double needs = 0;
-  double has = 0;
-  double peers = 1;
-};
 
 int64_t CommonSize(const Interval& a, const Interval& b) {
   return std::max<int64_t>(0, Intersect(a, b).size());
