@@ -38,7 +38,7 @@ DEFINE_string(
     "One or more of shm, tcp, threads, gloo and socket (a plain exchange, which adds nothing), "
     "separated by commas.");
 DEFINE_string(algorithm, "auto",
-              "One or more of auto, ring, butterfly, halving-doubling and hierarchical. For gloo "
+              "One or more of auto, ring, butterfly and halving-doubling. For gloo "
               "auto is the fastest of its five at each size.");
 DEFINE_string(min, "1K", "Smallest size, such as 300, 1K or 4M (bytes, powers of 1024).");
 DEFINE_string(max, "256M", "Largest size.");

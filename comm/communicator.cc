@@ -10,8 +10,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "comm/reduce.h"
 #include "comm/rounds.h"
+#include "tensor/reduce.h"
 
 namespace cadre {
 namespace {
@@ -42,20 +42,9 @@ int64_t Total(std::span<const Interval> intervals) {
   return total;
 }
 
-bool Supports(Collective collective, Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kRing:
-    case Algorithm::kButterfly:
-    case Algorithm::kHalvingDoubling:
-      return true;
-    case Algorithm::kHierarchical:
-      return collective == Collective::kAllReduce;
-    case Algorithm::kNone:
-    case Algorithm::kSingle:
-    case Algorithm::kNative:
-      return false;
-  }
-  return false;
+bool HasSchedule(Algorithm algorithm) {
+  return algorithm == Algorithm::kRing || algorithm == Algorithm::kButterfly ||
+         algorithm == Algorithm::kHalvingDoubling;
 }
 
 absl::Status CheckIntervals(std::span<const Interval> intervals, int64_t elements,
@@ -105,7 +94,6 @@ Communicator::Communicator(Transport& transport, std::vector<int> members, int c
     CHECK_EQ(std::count(members_.begin(), members_.end(), Rank(i)), 1)
         << "rank " << Rank(i) << " must be listed once";
     if (Rank(i) == transport_.rank()) index_ = i;
-    hosts_.push_back(transport_.host(Rank(i)));
   }
   CHECK_GE(index_, 0) << "rank " << transport_.rank() << " is not a member";
 }
@@ -264,7 +252,7 @@ absl::Status Communicator::Check(const ScheduleKey& key) const {
 }
 
 absl::Status Communicator::CheckAlgorithm(const ScheduleKey& key) const {
-  if (Supports(key.collective, key.algorithm)) return absl::OkStatus();
+  if (HasSchedule(key.algorithm)) return absl::OkStatus();
   const std::string what =
       absl::StrCat(CollectiveName(key.collective), " by ", AlgorithmName(key.algorithm));
   if (key.algorithm != Algorithm::kNative) {
@@ -290,10 +278,6 @@ Schedule Communicator::MakeSchedule(const ScheduleKey& key, int index) const {
     case Collective::kAllGather:
       return AllGatherSchedule(algorithm, index, key.intervals);
     case Collective::kAllReduce:
-      if (algorithm == Algorithm::kHierarchical) {
-        return HierarchicalAllReduceSchedule(index, hosts_, key.elements,
-                                             Algorithm::kHalvingDoubling);
-      }
       return AllReduceSchedule(algorithm, index, size(), key.elements);
     case Collective::kBroadcast:
       return BroadcastSchedule(index, size(), key.elements, key.root);

@@ -46,8 +46,8 @@ class Communicator {
   bool has_native() const { return transport_.HasNativeFor(members_); }
 
   // Every member gets the sum of `data`, elements of `type`. kRing, kButterfly, kHalvingDoubling,
-  // kHierarchical (halving-doubling between hosts), or kNative if the transport provides it for
-  // these members (MeshCommunicators::Prepare); otherwise InvalidArgument.
+  // or kNative if the transport provides it for these members (MeshCommunicators::Prepare);
+  // otherwise InvalidArgument.
   absl::Status AllReduce(Algorithm algorithm, DType type, std::span<std::byte> data);
 
   // Interval index() of `data` becomes its sum over the members; the rest is unspecified.
@@ -135,8 +135,6 @@ class Communicator {
   int index_ = -1;
   // Hash of the members, in order.
   uint32_t members_hash_ = 0;
-  // Hosts of the members.
-  std::vector<uint64_t> hosts_;
   // A cache, because every training step repeats the same collectives.
   std::vector<std::unique_ptr<CachedSchedule>> schedules_;
   size_t next_evicted_ = 0;

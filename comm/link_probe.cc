@@ -46,8 +46,8 @@
 
 #include "base/median.h"
 #include "base/status.h"
-#include "comm/reduce.h"
 #include "device/device.h"
+#include "tensor/reduce.h"
 
 namespace cadre {
 namespace {

@@ -3,7 +3,6 @@
 #include <glog/logging.h>
 
 #include "comm/schedule_parts.h"
-#include "tensor/layout.h"
 
 namespace cadre {
 
@@ -16,15 +15,6 @@ void CheckIndex(int index, int64_t members) {
 }
 
 }  // namespace
-
-std::vector<Interval> EqualIntervals(int64_t elements, int count) {
-  std::vector<Interval> equal;
-  equal.reserve(count);
-  for (int i = 0; i < count; ++i) {
-    equal.push_back({PartBegin(elements, i, count), PartBegin(elements, i + 1, count)});
-  }
-  return equal;
-}
 
 Schedule ReduceScatterSchedule(Algorithm algorithm, int index,
                                std::span<const Interval> intervals) {
@@ -82,25 +72,6 @@ Schedule BarrierSchedule(int index, int members) {
     schedule.push_back({Kind::kReceive, (index - distance + members) % members, {}, received});
   }
   return schedule;
-}
-
-int LastReceive(const Schedule& schedule) {
-  int last = std::ssize(schedule) - 1;
-  while (last >= 0 && schedule[last].kind == Kind::kSend) --last;
-  return last >= 0 ? last : ScheduleStep::kNone;
-}
-
-ScheduleWork WorkOf(const Schedule& schedule) {
-  ScheduleWork work;
-  for (const ScheduleStep& step : schedule) {
-    if (step.kind == Kind::kSend) {
-      ++work.messages;
-      work.elements += step.interval.size();
-    } else if (step.kind == Kind::kReceiveSum) {
-      work.added += step.interval.size();
-    }
-  }
-  return work;
 }
 
 }  // namespace cadre

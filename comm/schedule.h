@@ -13,27 +13,11 @@
 #include <span>
 #include <vector>
 
-#include "comm/transport/transport.h"
+#include "comm/schedule_step.h"
 #include "tensor/collective.h"
 #include "tensor/interval.h"
 
 namespace cadre {
-
-// [0, elements) in `count` consecutive intervals of nearly equal size (PartBegin).
-std::vector<Interval> EqualIntervals(int64_t elements, int count);
-
-struct ScheduleStep {
-  using Kind = Transfer::Kind;
-  Kind kind = Kind::kSend;
-  // Index among the members.
-  int peer = 0;
-  Interval interval;
-  // Position of the step that this one depends on, or kNone. A byte may move once that step has
-  // passed its address; see Transfer::after.
-  static constexpr int kNone = Transfer::kNone;
-  int after = kNone;
-};
-using Schedule = std::vector<ScheduleStep>;
 
 // The schedule of member `index` of intervals.size() members. Afterwards interval `index` holds its
 // sum; the rest of the data is unspecified. Requires: intervals do not overlap. kRing, kButterfly
@@ -44,21 +28,9 @@ Schedule ReduceScatterSchedule(Algorithm algorithm, int index, std::span<const I
 Schedule AllGatherSchedule(Algorithm algorithm, int index, std::span<const Interval> intervals);
 // Afterwards every member has the sum of all data. kRing, kButterfly, kHalvingDoubling.
 Schedule AllReduceSchedule(Algorithm algorithm, int index, int members, int64_t elements);
-// kHierarchical: `hosts` has the host of each member, as arbitrary numbers. A ring inside a host
-// and algorithm `across` between hosts.
-Schedule HierarchicalAllReduceSchedule(int index, std::span<const uint64_t> hosts, int64_t elements,
-                                       Algorithm across);
 // A binomial tree.
 Schedule BroadcastSchedule(int index, int members, int64_t elements, int root);
 // The dissemination algorithm; messages are empty.
 Schedule BarrierSchedule(int index, int members);
-
-// Work of one member.
-struct ScheduleWork {
-  int64_t messages = 0;
-  int64_t elements = 0;  // sent
-  int64_t added = 0;
-};
-ScheduleWork WorkOf(const Schedule& schedule);
 
 }  // namespace cadre

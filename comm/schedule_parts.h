@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "comm/schedule.h"
+#include "comm/schedule_step.h"
 
 namespace cadre {
 
@@ -22,8 +22,5 @@ Schedule ButterflyAllReduce(int index, int members, int64_t elements);
 Schedule HalvingReduceScatter(int index, std::span<const Interval> intervals);
 Schedule DoublingAllGather(int index, std::span<const Interval> intervals);
 Schedule HalvingDoublingAllReduce(int index, int members, int64_t elements);
-
-// Position of the last receive of either kind, or ScheduleStep::kNone.
-int LastReceive(const Schedule& schedule);
 
 }  // namespace cadre

@@ -18,16 +18,10 @@
 #include "glog/logging.h"
 #include "tensor/box_values.h"
 #include "tensor/elements.h"
+#include "tensor/reduce.h"
 
 namespace cadre {
 namespace {
-
-template <typename T>
-void AddAll(std::span<std::byte> sum, std::span<const std::byte> values) {
-  T* const to = reinterpret_cast<T*>(sum.data());
-  const T* const from = reinterpret_cast<const T*>(values.data());
-  for (size_t i = 0; i < sum.size() / sizeof(T); ++i) to[i] = RoundedSum(to[i], from[i]);
-}
 
 CADRE_VECTOR_LOOP void Convert(size_t n, const Bf16* x, float* y) {
   for (size_t i = 0; i < n; ++i) y[i] = ToFloat(x[i]);
@@ -104,18 +98,7 @@ void HostMemoryBase::AddBox(ConstValues from, const Box& from_box, Values to, co
 void HostMemoryBase::AccumulateReceived(DType type, std::span<std::byte> sum,
                                         std::span<const std::byte> values) {
   CHECK_EQ(sum.size(), values.size());
-  switch (type) {
-    case DType::kFloat32:
-      return AddAll<float>(sum, values);
-    case DType::kBFloat16:
-      return AddAll<Bf16>(sum, values);
-    case DType::kFloat64:
-      return AddAll<double>(sum, values);
-    case DType::kUInt64:
-      return AddAll<uint64_t>(sum, values);
-    default:
-      LOG(FATAL) << "no sums of " << DTypeName(type) << " here";
-  }
+  SumOf(type).add(sum.data(), values.data(), sum.size());
 }
 
 bool HostMemoryBase::AllFinite(ConstValues x) {

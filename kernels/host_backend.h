@@ -33,8 +33,9 @@ class SpanCaller {
   explicit SpanCaller(Arguments&... arguments) : operations_(arguments...) {}
 
  protected:
-  template <typename Result, typename... Parameters, typename... Arguments>
-  Result Call(Result (Family::*operation)(Parameters...), const Arguments&... arguments) {
+  // `Base`: Family or a base class of it.
+  template <typename Base, typename Result, typename... Parameters, typename... Arguments>
+  Result Call(Result (Base::*operation)(Parameters...), const Arguments&... arguments) {
     return (operations_.*operation)(As<std::remove_cvref_t<Parameters>>(arguments)...);
   }
 

@@ -24,8 +24,8 @@ namespace {
 
 using Axes = std::vector<std::string>;
 
-// Algorithms that a plan may contain. The hierarchical one is excluded because ranks do not know
-// hosts. Whether ranks have native collectives is checked separately (CheckNative).
+// Algorithms that a plan may contain. Whether ranks have native collectives is checked separately
+// (CheckNative).
 constexpr Algorithm kLegal[] = {Algorithm::kRing, Algorithm::kButterfly,
                                 Algorithm::kHalvingDoubling, Algorithm::kNative};
 

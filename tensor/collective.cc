@@ -34,8 +34,6 @@ absl::string_view AlgorithmName(Algorithm algorithm) {
       return "butterfly";
     case Algorithm::kHalvingDoubling:
       return "halving-doubling";
-    case Algorithm::kHierarchical:
-      return "hierarchical";
     case Algorithm::kSingle:
       return "its only algorithm";
     case Algorithm::kNative:
@@ -46,8 +44,7 @@ absl::string_view AlgorithmName(Algorithm algorithm) {
 
 std::optional<Algorithm> AlgorithmFromName(absl::string_view name) {
   for (const Algorithm algorithm :
-       {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling,
-        Algorithm::kHierarchical, Algorithm::kNative}) {
+       {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling, Algorithm::kNative}) {
     if (name == AlgorithmName(algorithm)) return algorithm;
   }
   return std::nullopt;

@@ -33,14 +33,12 @@ enum class Algorithm : uint8_t {
   kButterfly,
   // Recursive halving for the sum, then recursive doubling for the gather.
   kHalvingDoubling,
-  // A reduction inside each host, a collective between hosts, then a distribution inside each host.
-  kHierarchical,
   // For collectives that have one algorithm (binomial tree, dissemination, pairwise).
-  kSingle,
+  kSingle = 5,
   // The transport library's own algorithm (NCCL); only some transports have one.
   kNative,
 };
-// "ring", "butterfly", "halving-doubling", "hierarchical", "native".
+// "ring", "butterfly", "halving-doubling", "native".
 absl::string_view AlgorithmName(Algorithm algorithm);
 // The inverse; nullopt for other text.
 std::optional<Algorithm> AlgorithmFromName(absl::string_view name);

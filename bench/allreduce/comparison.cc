@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<std::string>> AlgorithmsBehind(const Variant& name,
   if (name.algorithm != "auto" && !AlgorithmFromName(name.algorithm).has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("unknown algorithm '", name.algorithm,
-                     "'; known: auto, ring, butterfly, halving-doubling, hierarchical"));
+                     "'; known: auto, ring, butterfly, halving-doubling"));
   }
   return std::vector<std::string>{name.algorithm};
 }

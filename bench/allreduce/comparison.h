@@ -60,7 +60,7 @@ struct ComparisonOptions {
   DType dtype = DType::kFloat32;
   // "shm", "tcp", "threads", "gloo", "socket".
   std::vector<std::string> transports;
-  // "auto", "ring", "butterfly", "halving-doubling", "hierarchical".
+  // "auto", "ring", "butterfly", "halving-doubling".
   std::vector<std::string> algorithms;
   // "gloo", "socket".
   std::vector<std::string> compare;

@@ -31,7 +31,6 @@ class LinkTransport final : public Transport {
     const Link* link = channels_[0]->link(peer);
     return link == nullptr ? LinkKind::kSelf : link->kind();
   }
-  uint64_t host(int peer) const override { return hosts_[peer]; }
 
   absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
                    const Combine& combine) override {

@@ -41,6 +41,7 @@
 #include "tensor/collective.h"
 #include "tensor/dtype.h"
 #include "tensor/interval.h"
+#include "tensor/reduce.h"
 
 namespace cadre {
 
@@ -61,13 +62,6 @@ struct CallTag {
   friend bool operator==(const CallTag&, const CallTag&) = default;
   // "all-reduce by ring, number 12, of 400 float32 among 4 (group 9f3a21)".
   std::string ToString() const;
-};
-
-// How received values are added to local ones.
-struct Combine {
-  // `bytes` is a multiple of `element`; both pointers are aligned to `element` only.
-  void (*add)(std::byte* sum, const std::byte* values, size_t bytes) = nullptr;
-  size_t element = 1;
 };
 
 // One message of a call.
@@ -134,8 +128,6 @@ class Transport {
   virtual int size() const = 0;
   // The kind of link between this rank and `peer`.
   virtual LinkKind link(int peer) const = 0;
-  // Identifies the host of `peer`: equal for ranks of one host, and the same on all ranks.
-  virtual uint64_t host(int peer) const = 0;
 
   // Executes all transfers and returns when they are complete. Between a pair of ranks, sends are
   // executed in the order of the list, and so are receives. Empty messages are sent, too.

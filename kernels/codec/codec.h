@@ -38,6 +38,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "kernels/codec/elements.h"
 
 namespace cadre {
 
@@ -49,9 +50,6 @@ enum class CodecKind : uint8_t {
   kStat2 = 5,
   kTopK = 6
 };
-
-// The longest block of all codecs, and a multiple of the others.
-inline constexpr int64_t kCodecBlock = 4096;
 
 struct Codec {
   CodecKind kind = CodecKind::kFp32;

@@ -8,7 +8,12 @@
 #include <bit>
 #include <cstdint>
 
-#include "kernels/codec/codec.h"
+namespace cadre {
+
+// The longest block of all codecs, and a multiple of the others.
+inline constexpr int64_t kCodecBlock = 4096;
+
+}  // namespace cadre
 
 namespace cadre::codes {
 

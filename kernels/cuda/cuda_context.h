@@ -13,7 +13,9 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/cuda_backend.h"
+#include "device/cuda/cuda_device.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/dense_math.h"
 #include "kernels/cuda/scratch.h"
 #include "tensor/values.h"
 

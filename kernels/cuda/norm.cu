@@ -1,4 +1,4 @@
-// Batch, layer and local response normalisation.
+// Batch and layer normalisation; local_response.h has the local response norm.
 //
 // Batch norm (Ioffe and Szegedy 2015). Sums per column are taken in double, in a fixed order
 // (column_sums.h). In elementwise passes a thread keeps its columns, with their statistics in
@@ -10,14 +10,12 @@
 // Layer norm (Ba, Kiros and Hinton 2016). A warp computes the mean and the variance of a row in two
 // passes; the second reads the row from a cache. Two passes avoid the cancellation of E[x^2] -
 // E[x]^2. The gradients of scale and shift are sums per column over the rows.
-//
-// Local response norm (Krizhevsky et al. 2012). A thread computes an element; the few neighbouring
-// channels come from the first-level cache.
 #include "device/cuda/launch.h"
 #include "kernels/cuda/block_sums.h"
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/elements.h"
+#include "kernels/cuda/local_response.h"
 #include "kernels/extents.h"
 
 namespace cadre {
@@ -423,58 +421,6 @@ struct ParameterTerms : RowTerms {
   }
 };
 
-// --- local response norm ------------------------------------------------------------------------
-
-// d^-beta, by square roots for the usual exponent 3/4.
-__device__ inline float Power(float d, float beta) {
-  if (beta == 0.75F) {
-    const float root = sqrtf(d);
-    return 1.0F / (root * sqrtf(root));
-  }
-  return powf(d, -beta);
-}
-
-template <typename T>
-__global__ void __launch_bounds__(256)
-    Respond(int64_t n, int64_t channels, int64_t before, int64_t after, float factor, float beta,
-            float k, const T* __restrict__ x, T* __restrict__ y, float* __restrict__ d) {
-  for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) {
-    int64_t c;
-    const int64_t row = Divide(i, channels, &c) * channels;
-    const int64_t first = c > before ? c - before : 0;
-    const int64_t end = c + after + 1 < channels ? c + after + 1 : channels;
-    float squares = 0;
-    for (int64_t at = row + first; at < row + end; ++at) {
-      const float value = ToFloat(x[at]);
-      squares += value * value;
-    }
-    const float divisor = k + factor * squares;
-    d[i] = divisor;
-    FromFloat(ToFloat(x[i]) * Power(divisor, beta), y + i);
-  }
-}
-
-// y[j] depends on x[c] through its numerator if j = c, and through d[j] if c is in the window of j:
-// for j from c - after to c + before.
-template <typename T>
-__global__ void __launch_bounds__(256)
-    RespondBackward(int64_t n, int64_t channels, int64_t before, int64_t after, float factor,
-                    float beta, const T* __restrict__ x, const float* __restrict__ d,
-                    const T* __restrict__ dy, T* __restrict__ dx) {
-  for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) {
-    int64_t c;
-    const int64_t row = Divide(i, channels, &c) * channels;
-    const int64_t first = c > after ? c - after : 0;
-    const int64_t end = c + before + 1 < channels ? c + before + 1 : channels;
-    float through = 0;
-    for (int64_t at = row + first; at < row + end; ++at) {
-      through += ToFloat(dy[at]) * ToFloat(x[at]) * (Power(d[at], beta) / d[at]);
-    }
-    const float direct = ToFloat(dy[i]) * Power(d[i], beta);
-    FromFloat(direct - 2 * factor * beta * ToFloat(x[i]) * through, dx + i);
-  }
-}
-
 class CudaNorm final : public NormKernels {
  public:
   explicit CudaNorm(CudaContext& cuda) : cuda_(cuda) {}
@@ -519,22 +465,22 @@ class CudaNorm final : public NormKernels {
     CheckBatchNorm(dims, {x.size(), y.size()}, {addend.size()}, positive.size());
     CheckChannels(dims, {mean.size(), inverse.size(), scale.size(), shift.size()});
     if (y.empty()) return;
-    ByTypeAndWidth(
-        y.type(), dims.channels, {x.data(), addend.data(), y.data()}, [&](auto zero, auto group) {
-          using T = decltype(zero);
-          constexpr int kGroup = decltype(group)::value;
-          if (positive.empty()) {
-            Launch(cuda_.device, "batch norm", Normalise<T, kGroup>,
-                   ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
-                   dims.channels, Data<T>(x), mean.data(), inverse.data(), scale.data(),
-                   shift.data(), Data<T>(addend), Data<T>(y));
-          } else {
-            Launch(cuda_.device, "batch norm and ReLU", NormaliseRelu<T, kGroup>,
-                   WordShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
-                   dims.channels, Data<T>(x), mean.data(), inverse.data(), scale.data(),
-                   shift.data(), Data<T>(addend), positive.data(), Data<T>(y));
-          }
-        });
+    ByTypeAndWidth(y.type(), dims.channels, {x.data(), addend.data(), y.data()},
+                   [&](auto zero, auto group) {
+                     using T = decltype(zero);
+                     constexpr int kGroup = decltype(group)::value;
+                     if (positive.empty()) {
+                       Launch(cuda_.device, "batch norm", Normalise<T, kGroup>,
+                              ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup),
+                              dims.rows, dims.channels, Data<T>(x), mean.data(), inverse.data(),
+                              scale.data(), shift.data(), Data<T>(addend), Data<T>(y));
+                     } else {
+                       Launch(cuda_.device, "batch norm and ReLU", NormaliseRelu<T, kGroup>,
+                              WordShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
+                              dims.channels, Data<T>(x), mean.data(), inverse.data(), scale.data(),
+                              shift.data(), Data<T>(addend), positive.data(), Data<T>(y));
+                     }
+                   });
   }
 
   void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
@@ -574,15 +520,15 @@ class CudaNorm final : public NormKernels {
     CheckChannels(dims, {mean.size(), inverse.size(), scale.size()});
     if (dx.empty()) return;
     const double counted = std::max<int64_t>(1, rows);
-    ByTypeAndWidth(
-        dx.type(), dims.channels, {x.data(), dy.data(), dx.data()}, [&](auto zero, auto group) {
-          using T = decltype(zero);
-          constexpr int kGroup = decltype(group)::value;
-          Launch(cuda_.device, "batch norm gradient", NormaliseBackward<T, kGroup>,
-                 ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
-                 dims.channels, Data<T>(x), Data<T>(dy), positive.data(), mean.data(),
-                 inverse.data(), scale.data(), counted, sums.data(), Data<T>(dx));
-        });
+    ByTypeAndWidth(dx.type(), dims.channels, {x.data(), dy.data(), dx.data()},
+                   [&](auto zero, auto group) {
+                     using T = decltype(zero);
+                     constexpr int kGroup = decltype(group)::value;
+                     Launch(cuda_.device, "batch norm gradient", NormaliseBackward<T, kGroup>,
+                            ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
+                            dims.channels, Data<T>(x), Data<T>(dy), positive.data(), mean.data(),
+                            inverse.data(), scale.data(), counted, sums.data(), Data<T>(dx));
+                   });
   }
 
   void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x, ConstFloatSpan scale,
@@ -624,28 +570,14 @@ class CudaNorm final : public NormKernels {
   }
 
   void LrnForward(const LrnDims& dims, ConstValues x, Values y, FloatSpan d) override {
-    const int64_t n = SizeOf(dims);
-    CheckSizes(n, {{"x", x.size()}, {"y", y.size()}, {"d", d.size()}});
-    if (y.empty()) return;
-    ByType(y.type(), [&](auto zero) {
-      using T = decltype(zero);
-      Launch(cuda_.device, "local response norm", Respond<T>, Strided(cuda_.device, n), n,
-             dims.channels, dims.size / 2, (dims.size - 1) / 2, dims.alpha / dims.size, dims.beta,
-             dims.k, Data<T>(x), Data<T>(y), d.data());
-    });
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}, {"d", d.size()}});
+    if (!y.empty()) CudaLrnForward(cuda_.device, dims, x, y, d);
   }
-
   void LrnBackward(const LrnDims& dims, ConstValues x, ConstFloatSpan d, ConstValues dy,
                    Values dx) override {
-    const int64_t n = SizeOf(dims);
-    CheckSizes(n, {{"x", x.size()}, {"d", d.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
-    if (dx.empty()) return;
-    ByType(dx.type(), [&](auto zero) {
-      using T = decltype(zero);
-      Launch(cuda_.device, "local response norm gradient", RespondBackward<T>,
-             Strided(cuda_.device, n), n, dims.channels, dims.size / 2, (dims.size - 1) / 2,
-             dims.alpha / dims.size, dims.beta, Data<T>(x), d.data(), Data<T>(dy), Data<T>(dx));
-    });
+    CheckSizes(SizeOf(dims),
+               {{"x", x.size()}, {"d", d.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    if (!dx.empty()) CudaLrnBackward(cuda_.device, dims, x, d, dy, dx);
   }
 
  private:

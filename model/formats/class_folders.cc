@@ -14,23 +14,30 @@ namespace cadre {
 
 namespace fs = std::filesystem;
 
-absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& folder,
-                                                          const RootedFiles& files) {
+absl::Status VisitEntries(const std::string& folder, const RootedFiles& files,
+                          absl::FunctionRef<absl::Status(const fs::directory_entry&)> visit) {
   CADRE_ASSIGN_OR_RETURN(const std::string resolved, files.Resolve(folder));
-  std::vector<std::string> names;
   std::error_code error;
   fs::directory_iterator entry(resolved, error);
   // increment() instead of ++, which throws.
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::error_code unknown;
-    if (entry->is_directory(unknown)) names.push_back(entry->path().filename().string());
-    // Without it, the classes after it would have other numbers.
-    if (!entry->exists(unknown)) {
-      return ErrnoStatus(unknown ? unknown.value() : ENOENT,
-                         "tell whether this is a class folder:", entry->path().string());
-    }
+    CADRE_RETURN_IF_ERROR(visit(*entry));
   }
-  if (error) return ErrnoStatus(error.value(), "list", folder);
+  return error ? ErrnoStatus(error.value(), "list", folder) : absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& folder,
+                                                          const RootedFiles& files) {
+  std::vector<std::string> names;
+  const auto add = [&](const fs::directory_entry& entry) {
+    std::error_code unknown;
+    if (entry.is_directory(unknown)) names.push_back(entry.path().filename().string());
+    if (entry.exists(unknown)) return absl::OkStatus();
+    // Without it, the classes after it would have other numbers.
+    return ErrnoStatus(unknown ? unknown.value() : ENOENT,
+                       "tell whether this is a class folder:", entry.path().string());
+  };
+  CADRE_RETURN_IF_ERROR(VisitEntries(folder, files, add));
   std::sort(names.begin(), names.end());
   return names;
 }

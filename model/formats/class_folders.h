@@ -3,13 +3,21 @@
 // Thread-safe (pure functions over files).
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/rooted_files.h"
 
 namespace cadre {
+
+// Calls `visit` with each entry of the folder, in no order, until it returns an error.
+absl::Status VisitEntries(
+    const std::string& folder, const RootedFiles& files,
+    absl::FunctionRef<absl::Status(const std::filesystem::directory_entry&)> visit);
 
 // The names of the folders in `folder`, in ascending order: class i is the i-th. Files are
 // ignored. Errors: NotFound, PermissionDenied, ..., with the path in the message, also for an entry

@@ -91,4 +91,15 @@ absl::StatusOr<PlacementProblem> ReadOperatorGraph(const std::string& path);
 absl::StatusOr<PlacementProblem> ParseOperatorGraph(const std::string& path,
                                                     const std::string& text);
 
+// Where and when each operator of a problem runs.
+struct OperatorSchedule {
+  // By operator.
+  std::vector<int> device;
+  std::vector<double> start;
+  // By edge: when its tensor is sent, if its operators are on different devices.
+  std::vector<double> sent;
+  // When the last operator ends; the first starts at 0.
+  double makespan = 0;
+};
+
 }  // namespace cadre

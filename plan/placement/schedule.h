@@ -13,16 +13,6 @@
 
 namespace cadre {
 
-struct OperatorSchedule {
-  // By operator.
-  std::vector<int> device;
-  std::vector<double> start;
-  // By edge: when its tensor is sent, if its operators are on different devices.
-  std::vector<double> sent;
-  // When the last operator ends; the first starts at 0.
-  double makespan = 0;
-};
-
 // Schedules operators one by one (schedule_builder.h): of those whose predecessors are scheduled,
 // the one with the smallest `priority` (then the smallest number). If the problem is in order, the
 // priorities are ignored.

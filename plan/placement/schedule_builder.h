@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "plan/placement/placement_problem.h"
-#include "plan/placement/schedule.h"
 
 namespace cadre {
 

@@ -16,10 +16,8 @@
 // by the step that eliminates the first variable of its scope; so every term is used exactly once.
 //
 // Cost: the sum over all steps of the product of the options of the variable and of its scope. The
-// order is greedy by minimum degree, which need not give the smallest scopes. If a term would have
-// more than max_states entries, the scope's variable with the most options loses the option with
-// the largest optimistic cost (its own plus the smallest entry of each of its pairs), until it
-// fits. The result is then marked as not exact and has no lower bound.
+// order is greedy by minimum degree, which need not give the smallest scopes. Problems with
+// terms that would have too many entries are reduced (reduced_problem.h).
 //
 // Limit. Minimising seconds under a limit on bytes contains the knapsack problem and is NP-hard.
 // Two methods are used in turn:
@@ -36,13 +34,11 @@
 //      exact; the lower bound of the relaxation still holds.
 #include "plan/search/elimination.h"
 
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
-#include <set>
+
+#include "plan/search/reduced_problem.h"
 
 namespace cadre {
 namespace {
@@ -65,12 +61,6 @@ size_t StrideOf(const SumProblem& problem, const std::vector<int>& scope, int va
     stride *= problem.options(*v);
   }
   return 0;
-}
-
-int64_t EntriesOf(const SumProblem& problem, const std::vector<int>& scope) {
-  int64_t entries = 1;
-  for (const int v : scope) entries *= problem.options(v);
-  return entries;
 }
 
 // Iterates over all combinations of options of a scope and keeps the current offset into each of
@@ -380,112 +370,6 @@ class LimitedEliminator {
   bool exact_ = true;
 };
 
-// --- Too many states ---
-
-// The problem with fewer options of some variables, so that every term fits into max_states.
-class Reduced {
- public:
-  Reduced(const SumProblem& problem, const EliminationOrder& order, int64_t max_states)
-      : full_(problem) {
-    const bool fits = std::all_of(order.begin(), order.end(), [&](const auto& s) {
-      return EntriesOf(problem, s.scope) <= max_states;
-    });
-    if (fits) return;
-    for (int v = 0; v < problem.size(); ++v) {
-      kept_.emplace_back(problem.options(v));
-      std::iota(kept_.back().begin(), kept_.back().end(), 0);
-    }
-    for (const EliminationStep& step : order) {
-      while (Entries(step.scope) > max_states) DropWorstOption(step.scope);
-    }
-    if (changed_) Build();
-  }
-
-  bool changed() const { return changed_; }
-  const SumProblem& problem() const { return changed_ ? reduced_ : full_; }
-
-  void Restore(SumSolution& solution) const {
-    if (!changed_) return;
-    solution.exact = false;
-    for (size_t v = 0; v < kept_.size(); ++v) {
-      solution.choice[v] = kept_[v][solution.choice[v]];
-    }
-  }
-
- private:
-  int64_t Entries(const std::vector<int>& scope) const {
-    int64_t entries = 1;
-    for (const int v : scope) entries *= kept_[v].size();
-    return entries;
-  }
-
-  double OptimisticCost(int v, int option) const {
-    double sum = full_.unary[v][option];
-    for (const SumProblem::Pair& pair : full_.pairs) {
-      if (pair.a != v && pair.b != v) continue;
-      const int other = pair.a == v ? pair.b : pair.a;
-      double minimum = kInfinite;
-      for (size_t o = 0; o < full_.options(other); ++o) {
-        const size_t at =
-            pair.a == v ? option * full_.options(other) + o : o * full_.options(v) + option;
-        minimum = std::min(minimum, (*pair.table)[at]);
-      }
-      sum += minimum;
-    }
-    return sum;
-  }
-
-  void DropWorstOption(const std::vector<int>& scope) {
-    changed_ = true;
-    const int v = *std::max_element(scope.begin(), scope.end(), [&](int a, int b) {
-      return kept_[a].size() < kept_[b].size();
-    });
-    std::vector<int>& kept = kept_[v];
-    CHECK_GT(kept.size(), 1U);
-    // The option of minimum memory stays, so that a feasible problem stays feasible.
-    const auto min_bytes = full_.bytes.empty()
-                               ? kept.end()
-                               : std::min_element(kept.begin(), kept.end(), [&](int a, int b) {
-                                   return full_.bytes[v][a] < full_.bytes[v][b];
-                                 });
-    auto worst = kept.end();
-    double max_cost = -kInfinite;
-    for (auto o = kept.begin(); o != kept.end(); ++o) {
-      const double cost = OptimisticCost(v, *o);
-      if (o == min_bytes || cost < max_cost) continue;
-      max_cost = cost;
-      worst = o;
-    }
-    kept.erase(worst);
-  }
-
-  void Build() {
-    for (int v = 0; v < full_.size(); ++v) {
-      reduced_.unary.emplace_back();
-      for (const int o : kept_[v]) reduced_.unary.back().push_back(full_.unary[v][o]);
-      if (full_.bytes.empty()) continue;
-      reduced_.bytes.emplace_back();
-      for (const int o : kept_[v]) reduced_.bytes.back().push_back(full_.bytes[v][o]);
-    }
-    tables_.reserve(full_.pairs.size());
-    for (const SumProblem::Pair& pair : full_.pairs) {
-      tables_.emplace_back();
-      for (const int a : kept_[pair.a]) {
-        for (const int b : kept_[pair.b]) {
-          tables_.back().push_back((*pair.table)[a * full_.options(pair.b) + b]);
-        }
-      }
-      reduced_.pairs.push_back({pair.a, pair.b, &tables_.back()});
-    }
-  }
-
-  const SumProblem& full_;
-  std::vector<std::vector<int>> kept_;
-  bool changed_ = false;
-  SumProblem reduced_;
-  std::vector<std::vector<double>> tables_;
-};
-
 // --- Lagrangian relaxation ---
 
 class PricedSearch {
@@ -590,42 +474,8 @@ class PricedSearch {
 
 }  // namespace
 
-EliminationOrder MinDegreeOrder(int variables, const std::vector<std::pair<int, int>>& pairs) {
-  std::vector<std::set<int>> neighbours(variables);
-  for (const auto& [a, b] : pairs) {
-    if (a == b) continue;
-    neighbours[a].insert(b);
-    neighbours[b].insert(a);
-  }
-  EliminationOrder steps;
-  std::set<std::pair<size_t, int>> open;
-  for (int v = 0; v < variables; ++v) open.insert({neighbours[v].size(), v});
-  while (!open.empty()) {
-    const int v = open.begin()->second;
-    open.erase(open.begin());
-    const std::set<int> scope = std::move(neighbours[v]);
-    for (const int n : scope) {
-      open.erase({neighbours[n].size(), n});
-      neighbours[n].erase(v);
-      for (const int m : scope) {
-        if (m != n) neighbours[n].insert(m);
-      }
-      open.insert({neighbours[n].size(), n});
-    }
-    steps.push_back({v, {scope.begin(), scope.end()}});
-  }
-  // The variable that is eliminated next varies fastest, so that its step reads terms sequentially.
-  std::vector<int> when(variables);
-  for (size_t s = 0; s < steps.size(); ++s) when[steps[s].variable] = s;
-  for (EliminationStep& step : steps) {
-    std::sort(step.scope.begin(), step.scope.end(),
-              [&](int a, int b) { return when[a] > when[b]; });
-  }
-  return steps;
-}
-
 SumSolution Minimise(const SumProblem& problem, const EliminationOrder& order, int64_t max_states) {
-  const Reduced reduced(problem, order, max_states);
+  const ReducedProblem reduced(problem, order, max_states);
   SumSolution solution = Eliminator(reduced.problem(), order).Run();
   reduced.Restore(solution);
   // Dropped options may have had any cost.
@@ -640,7 +490,7 @@ std::optional<SumSolution> MinimiseWithin(const SumProblem& problem, const Elimi
   PricedSearch priced(problem, order, max_states, unlimited, limit);
   std::optional<SumSolution> solution = priced.Run();
   if (!solution.has_value() || solution->exact || priced.Work() > limit.max_work) return solution;
-  const Reduced reduced(problem, order, max_states);
+  const ReducedProblem reduced(problem, order, max_states);
   std::optional<SumSolution> pairs =
       LimitedEliminator(reduced.problem(), order, limit.bytes, limit.max_labels).Run();
   if (!pairs.has_value()) return solution;
@@ -649,29 +499,6 @@ std::optional<SumSolution> MinimiseWithin(const SumProblem& problem, const Elimi
   pairs->bound = pairs->exact ? pairs->sum : solution->bound;
   // With thinned labels, the result of the relaxation may be better.
   return pairs->exact || pairs->sum <= solution->sum ? pairs : solution;
-}
-
-double SumOf(const SumProblem& problem, std::span<const int> choice) {
-  double sum = 0;
-  for (size_t v = 0; v < problem.unary.size(); ++v) sum += problem.unary[v][choice[v]];
-  for (const SumProblem::Pair& pair : problem.pairs) {
-    sum += (*pair.table)[choice[pair.a] * problem.options(pair.b) + choice[pair.b]];
-  }
-  return sum;
-}
-
-int64_t BytesOf(const SumProblem& problem, std::span<const int> choice) {
-  int64_t bytes = 0;
-  for (size_t v = 0; v < problem.bytes.size(); ++v) bytes += problem.bytes[v][choice[v]];
-  return bytes;
-}
-
-int64_t MinBytes(const SumProblem& problem) {
-  int64_t sum = 0;
-  for (const std::vector<int64_t>& bytes : problem.bytes) {
-    sum += *std::min_element(bytes.begin(), bytes.end());
-  }
-  return sum;
 }
 
 }  // namespace cadre

@@ -8,53 +8,10 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
-#include <span>
-#include <utility>
-#include <vector>
+
+#include "plan/search/sum_problem.h"
 
 namespace cadre {
-
-// A sum to minimise.
-struct SumProblem {
-  // Cost by variable and option; every variable has at least one option.
-  std::vector<std::vector<double>> unary;
-  // Memory by variable and option, of which MinimiseWithin limits the sum; empty: not used.
-  std::vector<std::vector<int64_t>> bytes;
-  struct Pair {
-    int a = 0;
-    int b = 0;
-    // [option of a][option of b]; borrowed.
-    const std::vector<double>* table = nullptr;
-  };
-  std::vector<Pair> pairs;
-
-  int size() const { return std::ssize(unary); }
-  size_t options(int v) const { return unary[v].size(); }
-};
-
-struct EliminationStep {
-  int variable = 0;
-  // The variable's neighbours at its elimination, which are all eliminated later. The term that
-  // the step creates has one dimension per neighbour, in this order.
-  std::vector<int> scope;
-};
-using EliminationOrder = std::vector<EliminationStep>;
-// An order for a problem with these pairs: always a variable with the fewest neighbours is next.
-EliminationOrder MinDegreeOrder(int variables, const std::vector<std::pair<int, int>>& pairs);
-
-// A choice of options and its sum.
-struct SumSolution {
-  // Option of each variable.
-  std::vector<int> choice;
-  double sum = 0;
-  int64_t bytes = 0;
-  // Whether it is certain that no other choice (within the limit, if any) has a smaller sum.
-  bool exact = true;
-  // A lower bound on all sums.
-  double bound = 0;
-  // Number of table entries that were computed.
-  int64_t states = 0;
-};
 
 // Returns the choice of minimum sum, or an approximation with `exact` false if the minimum would
 // take a term of more than `max_states` entries. Requires: `order` was made from the problem's
@@ -80,10 +37,5 @@ struct ByteLimit {
 std::optional<SumSolution> MinimiseWithin(const SumProblem& problem, const EliminationOrder& order,
                                           int64_t max_states, const SumSolution& unlimited,
                                           ByteLimit& limit);
-
-double SumOf(const SumProblem& problem, std::span<const int> choice);
-int64_t BytesOf(const SumProblem& problem, std::span<const int> choice);
-// The minimum bytes of all choices.
-int64_t MinBytes(const SumProblem& problem);
 
 }  // namespace cadre

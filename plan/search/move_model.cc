@@ -38,6 +38,15 @@
 #include "tensor/move.h"
 
 namespace cadre {
+
+// The numbers of rows (or columns) of a dimension with a halo that one rank needs and holds.
+struct RowNeeds {
+  // Summed over the ranks that hold some of it.
+  double needs = 0;
+  double has = 0;
+  double peers = 1;
+};
+
 namespace {
 
 // The splits of one dimension before and after a move. Both begin with the same axes (the common
@@ -87,14 +96,6 @@ DimensionSplit SplitOf(const CompactMesh& mesh, const AxisList& from, const Axis
   cut.to_parts *= cut.to_beyond;
   return cut;
 }
-
-// The numbers of rows (or columns) of a dimension with a halo that one rank needs and holds.
-struct RowNeeds {
-  // Summed over the ranks that hold some of it.
-  double needs = 0;
-  double has = 0;
-  double peers = 1;
-};
 
 int64_t CommonSize(const Interval& a, const Interval& b) {
   return std::max<int64_t>(0, Intersect(a, b).size());
@@ -264,58 +265,30 @@ const LinkProfile& MoveModel::LinkOf(AxisSet axes) const {
   return *link;
 }
 
-MoveModel::Exchanged MoveModel::Exchange(const Extents& whole, const CompactLayout& from,
-                                         const CompactLayout& to, const Halo& halo,
-                                         HaloAt at) const {
-  const AxisSet group = SplittingAxes(from) | from.partial;
-  const double addends = compact_.Ranks(from.partial);
-  // Elements that a rank needs, holds and sends, as products over the dimensions without a halo.
+// What a rank needs, holds and sends in one exchange.
+struct MoveModel::Shares {
+  double addends;
+  // Elements, as products over the dimensions without a halo.
   double needs = 1, has = 1, sends = 1;
-  double in_peers = addends;
-  double out_peers = compact_.Ranks(group & ~SplittingAxes(to));
-  const double copies = out_peers;
+  double in_peers;
+  double out_peers;
+  double copies = out_peers;
   bool misaligned = false;
   // Whether messages are not contiguous in the sender's, or in the receiver's, memory.
   bool packed = false, unpacked = addends > 1;
   bool changes = addends > 1;
   bool cuts = false, joins = false;
-  AxisSet axes = DifferingAxes(from, to);
-  static constexpr RowNeeds kNothing = {.needs = 1, .has = 1, .peers = 1};
-  std::vector<RowNeeds> halos[2];  // of rows and columns
-  for (int d = 0; d < whole.count; ++d) {
-    const DimensionSplit cut = SplitOf(compact_, from.split[d], to.split[d], group);
-    misaligned = misaligned || cut.misaligned();
-    changes = changes || !cut.same();
-    cuts = cuts || cut.to_beyond > 1;
-    joins = joins || cut.from_beyond > 1;
-    if (d > 0) {
-      packed = packed || cut.to_beyond > 1;
-      unpacked = unpacked || cut.from_beyond > 1;
-    }
-    const double parts = at == HaloAt::kTo ? cut.to_parts : cut.from_parts;
-    const WindowRows* rows = at == HaloAt::kNone ? nullptr : HaloIn(halo, d);
-    if (rows != nullptr && parts > 1 && !IsPlain(*rows)) {
-      const AxisList& list = at == HaloAt::kTo ? to.split[d] : from.split[d];
-      std::vector<RowNeeds>& needs_by_rank = halos[d - 1];
-      needs_by_rank = at == HaloAt::kTo ? ToHalo(*rows, cut) : FromHalo(*rows, cut);
-      axes |= SetOf(list);
-      const bool moves = std::any_of(needs_by_rank.begin(), needs_by_rank.end(),
-                                     [](const RowNeeds& r) { return r.needs > r.has; });
-      if (moves) changes = packed = unpacked = true;
-    } else {
-      needs *= whole.extent[d] / cut.to_parts;
-      if (!cut.misaligned()) has *= whole.extent[d] / std::max(cut.from_parts, cut.to_parts);
-      in_peers *= OverlappingParts(cut.from_beyond, cut.to_beyond);
-    }
-    // A rank sends its part to the peers whose new part overlaps it.
-    sends *= whole.extent[d] / (cut.misaligned() || cut.to_beyond == 1
-                                    ? cut.from_parts
-                                    : cut.to_parts / cut.to_beyond * cut.outside);
-    out_peers *=
-        std::min(cut.to_beyond / cut.outside, OverlappingParts(cut.to_beyond, cut.from_beyond));
-  }
+  AxisSet axes;
+  std::vector<RowNeeds> halos[2] = {};  // of rows and columns
+
+  // `adds_halo`: received halos are added.
+  Exchanged Busiest(bool adds_halo) const;
+};
+
+MoveModel::Exchanged MoveModel::Shares::Busiest(bool adds_halo) const {
   Exchanged exchanged{.all_to_all = cuts && joins, .axes = axes};
   if (!changes) return exchanged;
+  static constexpr RowNeeds kNothing = {.needs = 1, .has = 1, .peers = 1};
   const auto reaches_of = [&](const std::vector<RowNeeds>& halo_reaches) {
     return halo_reaches.empty() ? std::span<const RowNeeds>(&kNothing, 1) : halo_reaches;
   };
@@ -340,8 +313,52 @@ MoveModel::Exchanged MoveModel::Exchange(const Extents& whole, const CompactLayo
     exchanged.out_messages = std::max(0.0, out_peers - (own > 0 ? 1 : 0));
   }
   exchanged.copied = own + (packed ? exchanged.sent : 0) + (unpacked ? exchanged.received : 0);
-  if (addends > 1 || (has_halo && at == HaloAt::kFrom)) exchanged.added = exchanged.received;
+  if (addends > 1 || (has_halo && adds_halo)) exchanged.added = exchanged.received;
   return exchanged;
+}
+
+MoveModel::Exchanged MoveModel::Exchange(const Extents& whole, const CompactLayout& from,
+                                         const CompactLayout& to, const Halo& halo,
+                                         HaloAt at) const {
+  const AxisSet group = SplittingAxes(from) | from.partial;
+  const double addends = compact_.Ranks(from.partial);
+  Shares shares{.addends = addends,
+                .in_peers = addends,
+                .out_peers = compact_.Ranks(group & ~SplittingAxes(to)),
+                .axes = DifferingAxes(from, to)};
+  for (int d = 0; d < whole.count; ++d) {
+    const DimensionSplit cut = SplitOf(compact_, from.split[d], to.split[d], group);
+    shares.misaligned = shares.misaligned || cut.misaligned();
+    shares.changes = shares.changes || !cut.same();
+    shares.cuts = shares.cuts || cut.to_beyond > 1;
+    shares.joins = shares.joins || cut.from_beyond > 1;
+    if (d > 0) {
+      shares.packed = shares.packed || cut.to_beyond > 1;
+      shares.unpacked = shares.unpacked || cut.from_beyond > 1;
+    }
+    const double parts = at == HaloAt::kTo ? cut.to_parts : cut.from_parts;
+    const WindowRows* rows = at == HaloAt::kNone ? nullptr : HaloIn(halo, d);
+    if (rows != nullptr && parts > 1 && !IsPlain(*rows)) {
+      const AxisList& list = at == HaloAt::kTo ? to.split[d] : from.split[d];
+      std::vector<RowNeeds>& needs_by_rank = shares.halos[d - 1];
+      needs_by_rank = at == HaloAt::kTo ? ToHalo(*rows, cut) : FromHalo(*rows, cut);
+      shares.axes |= SetOf(list);
+      const bool moves = std::any_of(needs_by_rank.begin(), needs_by_rank.end(),
+                                     [](const RowNeeds& r) { return r.needs > r.has; });
+      if (moves) shares.changes = shares.packed = shares.unpacked = true;
+    } else {
+      shares.needs *= whole.extent[d] / cut.to_parts;
+      if (!cut.misaligned()) shares.has *= whole.extent[d] / std::max(cut.from_parts, cut.to_parts);
+      shares.in_peers *= OverlappingParts(cut.from_beyond, cut.to_beyond);
+    }
+    // A rank sends its part to the peers whose new part overlaps it.
+    shares.sends *= whole.extent[d] / (cut.misaligned() || cut.to_beyond == 1
+                                           ? cut.from_parts
+                                           : cut.to_parts / cut.to_beyond * cut.outside);
+    shares.out_peers *=
+        std::min(cut.to_beyond / cut.outside, OverlappingParts(cut.to_beyond, cut.from_beyond));
+  }
+  return shares.Busiest(at == HaloAt::kFrom);
 }
 
 MoveEstimate MoveModel::Estimate(const Exchanged& exchanged) const {

@@ -75,6 +75,7 @@ class MoveModel {
 
  private:
   struct Exchanged;
+  struct Shares;
   enum class HaloAt { kNone, kFrom, kTo };
 
   MoveEstimate Move(const Extents& whole, const CompactLayout& from, const CompactLayout& to,

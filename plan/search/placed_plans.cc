@@ -31,6 +31,7 @@
 #include "plan/layer_part.h"
 #include "plan/search/layer_bytes.h"
 #include "plan/search/prediction.h"
+#include "plan/tape.h"
 #include "proto/cadre/v1/placement.pb.h"
 
 namespace cadre {

@@ -11,7 +11,7 @@
 #include "model/op_indices.h"
 #include "plan/placement/placer.h"
 #include "plan/search/plan_problem.h"
-#include "plan/search/search.h"
+#include "plan/search/prediction.h"
 
 namespace cadre {
 

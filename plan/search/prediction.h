@@ -50,6 +50,12 @@ struct Prediction {
   double communication_seconds() const { return times.moves() + times.collectives(); }
 };
 
+// A plan and its predicted step.
+struct Candidate {
+  Plan plan;
+  Prediction prediction;
+};
+
 // Requires: the plan is legal for the problem's graph, and its mesh has the problem's ranks.
 Prediction Predict(const PlanProblem& problem, const Plan& plan);
 

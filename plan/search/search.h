@@ -33,12 +33,6 @@ struct SearchOptions {
   int max_improvements = 400;
 };
 
-// A plan and its predicted step.
-struct Candidate {
-  Plan plan;
-  Prediction prediction;
-};
-
 // The second best way to split one layer if all other layers remain unchanged.
 struct LayerRunnerUp {
   std::vector<IndexSplit> splits;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "plan/search/plan_problem.h"
-#include "plan/search/search.h"
+#include "plan/search/prediction.h"
 
 namespace cadre {
 

@@ -9,7 +9,7 @@
 
 #include "bench/allreduce/comparison.h"
 #include "bench/allreduce/exact_data.h"
-#include "comm/reduce.h"
+#include "tensor/reduce.h"
 
 namespace cadre::bench {
 namespace {

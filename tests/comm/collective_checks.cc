@@ -83,8 +83,7 @@ Bytes RandomFloats(uint64_t seed, uint64_t rank, size_t elements) {
 
 void CheckAllReduces(const DeviceRank& rank) {
   Communicator all = AllOf(rank.data);
-  std::vector<Algorithm> algorithms = AlgorithmsFor(rank);
-  if (!rank.data.on_device()) algorithms.push_back(Algorithm::kHierarchical);
+  const std::vector<Algorithm> algorithms = AlgorithmsFor(rank);
   // Kernels on devices do not add float16.
   const auto types = std::span(kNumbers).first(rank.data.on_device() ? 4 : 5);
   for (const size_t n : {0, 1, 2, 3, 5, 7, 8, 64, 1000, rank.data.on_device() ? 4099 : 40'003}) {

@@ -22,8 +22,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 constexpr RandomStream kTest = RandomStream::kTest;
-constexpr Algorithm kAll[] = {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling,
-                              Algorithm::kHierarchical};
+constexpr Algorithm kAll[] = {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling};
 
 class CollectiveTest : public ::testing::TestWithParam<std::tuple<Wire, int>> {
  protected:
@@ -199,7 +198,7 @@ TEST_P(CollectiveTest, RejectsInvalidArguments) {
     intervals.back() = {5, 4};
     expect_invalid(all.AllGather(Algorithm::kRing, DType::kFloat32, bytes, intervals));
     intervals.assign(intervals.size(), {0, 0});
-    expect_invalid(all.AllGather(Algorithm::kHierarchical, DType::kFloat32, bytes, intervals));
+    expect_invalid(all.AllGather(Algorithm::kSingle, DType::kFloat32, bytes, intervals));
     expect_invalid(all.ReduceScatter(Algorithm::kRing, DType::kBytes, bytes, intervals));
     std::vector<std::span<const std::byte>> send(all.size() + 1);
     std::vector<std::span<std::byte>> receive(all.size());

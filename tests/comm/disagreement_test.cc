@@ -138,7 +138,6 @@ TEST_P(EveryPairTest, DetectsAnyDifferingRank) {
       AllReduce(Algorithm::kRing, DType::kFloat32, 400),
       AllReduce(Algorithm::kButterfly, DType::kFloat32, 400),
       AllReduce(Algorithm::kHalvingDoubling, DType::kFloat32, 400),
-      AllReduce(Algorithm::kHierarchical, DType::kFloat32, 400),
       Barrier(),
   };
   for (size_t call = 0; call < calls.size(); ++call) {

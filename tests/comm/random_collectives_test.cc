@@ -35,7 +35,7 @@ using Bytes = std::vector<std::byte>;
 constexpr DType kNumbers[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kUInt64,
                               DType::kFloat64};
 constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kButterfly,
-                                     Algorithm::kHalvingDoubling, Algorithm::kHierarchical};
+                                     Algorithm::kHalvingDoubling};
 constexpr int kChannels = 2;
 // Longer than any call may take: a timeout means a deadlock.
 constexpr absl::Duration kTimeout = absl::Seconds(100);

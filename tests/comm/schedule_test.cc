@@ -51,10 +51,10 @@ class AlgorithmTest : public ::testing::TestWithParam<std::tuple<Algorithm, Exec
   // than members, or more.
   void ForRandomData(const std::function<void(int members, int64_t elements)>& test) {
     for (int members = 1; members <= kMaxMembers; ++members) {
-      for (round_ = 0; round_ < 40; ++round_) {
+      for (int round = 0; round < 40; ++round) {
         const uint64_t sizes[] = {0, 1, random_() % members, random_() % 70};
         const int64_t elements = sizes[random_() % 4];
-        SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round_);
+        SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round);
         data_ = RandomData(random_, members, elements);
         test(members, elements);
         if (HasFatalFailure()) return;
@@ -74,7 +74,6 @@ class AlgorithmTest : public ::testing::TestWithParam<std::tuple<Algorithm, Exec
   const Algorithm algorithm_ = std::get<0>(GetParam());
   std::mt19937_64 random_{1};
   std::vector<MemberData> data_;
-  int round_ = 0;
 };
 
 TEST_P(AlgorithmTest, AllReduce) {
@@ -111,26 +110,6 @@ TEST_P(AlgorithmTest, AllGather) {
     }
     Execute([&](int index) { return AllGatherSchedule(algorithm_, index, intervals); });
     for (int member = 0; member < members; ++member) ASSERT_EQ(data_[member], expected[member]);
-  });
-}
-
-TEST_P(AlgorithmTest, HierarchicalAllReduce) {
-  ForRandomData([&](int members, int64_t elements) {
-    // In every second round each host has the same number of members, if possible.
-    const int count = 1 + random_() % 5;
-    const bool equal = round_ % 2 == 0 && members % count == 0;
-    std::vector<uint64_t> hosts;
-    for (int i = 0; i < members; ++i) {
-      uint64_t host = i;
-      if (!equal) host = random_();
-      hosts.push_back(1000 + host % count * 77);
-    }
-    if (equal) std::shuffle(hosts.begin(), hosts.end(), random_);
-    const MemberData sum = Sum(data_);
-    Execute([&](int index) {
-      return HierarchicalAllReduceSchedule(index, hosts, elements, algorithm_);
-    });
-    for (const MemberData& row : data_) ASSERT_EQ(row, sum);
   });
 }
 

@@ -25,8 +25,8 @@ namespace {
 
 using Variables = std::map<std::string, double>;
 
-// The variables of the table's formulas. `hosts`: for hierarchical collectives.
-Variables VariablesFor(int members, int hosts, double bytes) {
+// The variables of the table's formulas.
+Variables VariablesFor(int members, double bytes) {
   Variables v;
   const double p = members;
   v["p"] = p;
@@ -38,9 +38,6 @@ Variables VariablesFor(int members, int hosts, double bytes) {
   v["f"] = v["r"] > 0 ? 1 : 0;
   v["w"] = 0;
   for (int t = 0; t < v["q"]; ++t) v["w"] += std::min(std::exp2(t), v["r"]);
-  v["h"] = hosts;
-  v["m"] = p / hosts;
-  v["log2h"] = std::log2(hosts);
   return v;
 }
 
@@ -157,24 +154,6 @@ void ExpectRow(const Row& row, const std::vector<Schedule>& schedules, const Var
   EXPECT_DOUBLE_EQ(added, value(row.added));
 }
 
-TEST(TableTest, MatchesHierarchicalSchedules) {
-  const Row row = ReadTable()["all-reduce by hierarchical"];
-  for (const int hosts : {1, 2, 4}) {
-    for (const int per_host : {1, 2, 3, 4}) {
-      SCOPED_TRACE(absl::StrCat(per_host, " on each of ", hosts, " hosts"));
-      const int members = hosts * per_host;
-      std::vector<uint64_t> host_of;
-      for (int i = 0; i < members; ++i) host_of.push_back(i / per_host);
-      std::vector<Schedule> schedules;
-      for (int index = 0; index < members; ++index) {
-        schedules.push_back(
-            HierarchicalAllReduceSchedule(index, host_of, kFloats, Algorithm::kHalvingDoubling));
-      }
-      ExpectRow(row, schedules, VariablesFor(members, hosts, kFloats));
-    }
-  }
-}
-
 TEST(TableTest, MatchesCosts) {
   const std::map<std::string, Row> table = ReadTable();
   for (const Collective collective :
@@ -187,7 +166,7 @@ TEST(TableTest, MatchesCosts) {
         SCOPED_TRACE(absl::StrCat(CollectiveName(collective), " by ", AlgorithmName(algorithm),
                                   " among ", members));
         const CollectiveWork work = WorkOf(collective, algorithm, members, 1'000'003);
-        const Variables variables = VariablesFor(members, 1, 1'000'003);
+        const Variables variables = VariablesFor(members, 1'000'003);
         EXPECT_DOUBLE_EQ(work.steps, Formula(row.steps, variables).Value());
         EXPECT_NEAR(work.bytes, Formula(row.busiest, variables).Value(), 1e-6);
         EXPECT_NEAR(work.added, Formula(row.added, variables).Value(), 1e-6);
@@ -203,7 +182,6 @@ class RecordingTransport final : public Transport {
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   LinkKind link(int peer) const override { return inner_.link(peer); }
-  uint64_t host(int peer) const override { return inner_.host(peer); }
   absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
                    const Combine& combine) override {
     for (const Transfer& transfer : transfers) {
@@ -238,7 +216,7 @@ absl::Status AllToAllOfEqualIntervals(Communicator& among) {
 
 using Call = std::function<absl::Status(Communicator&)>;
 
-// All rows of the table except the hierarchical one, which needs hosts.
+// All rows of the table.
 std::map<std::string, Call> Calls() {
   // A call with kFloats floats and their bytes, in equal intervals.
   using FloatCall =
@@ -275,7 +253,7 @@ std::map<std::string, Call> Calls() {
 TEST(TableTest, MatchesCommunicators) {
   const std::map<std::string, Row> table = ReadTable();
   const std::map<std::string, Call> calls = Calls();
-  ASSERT_EQ(table.size(), calls.size() + 1);
+  ASSERT_EQ(table.size(), calls.size());
   for (const auto& [name, call] : calls) {
     ASSERT_EQ(table.count(name), 1U) << name;
     for (int members = 1; members <= kMaxMembers; ++members) {
@@ -290,7 +268,7 @@ TEST(TableTest, MatchesCommunicators) {
         EXPECT_TRUE(std::cmp_equal(among.bytes_sent(), WorkOf(executed[rank]).elements));
       });
       EXPECT_EQ(CheckMessages(executed), "");
-      ExpectRow(table.at(name), executed, VariablesFor(members, 1, kFloats * 4));
+      ExpectRow(table.at(name), executed, VariablesFor(members, kFloats * 4));
     }
   }
 }

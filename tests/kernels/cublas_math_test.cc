@@ -93,8 +93,7 @@ void MultiplyOnHost(const FakeDescription& d, float alpha, const void* a, const 
   }
 }
 
-CublasLtApi FakeCublasLt() {
-  CublasLtApi api;
+void FakeHandles(CublasLtApi& api) {
   api.create = [](cublasLtHandle_t* handle) {
     ++fake.handles;
     *handle = reinterpret_cast<cublasLtHandle_t>(&fake);
@@ -108,6 +107,9 @@ CublasLtApi FakeCublasLt() {
   api.status_text = [](cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED ? "it is not supported" : "it did not work";
   };
+}
+
+void FakeDescriptions(CublasLtApi& api) {
   api.description_create = [](cublasLtMatmulDesc_t* made, cublasComputeType_t compute,
                               cudaDataType_t scale) {
     EXPECT_EQ(scale, CUDA_R_32F);
@@ -132,6 +134,9 @@ CublasLtApi FakeCublasLt() {
     std::memcpy(to, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
   };
+}
+
+void FakeLayouts(CublasLtApi& api) {
   api.layout_create = [](cublasLtMatrixLayout_t* made, cudaDataType type, uint64_t rows,
                          uint64_t columns, int64_t leading) {
     ++fake.objects;
@@ -154,6 +159,9 @@ CublasLtApi FakeCublasLt() {
     std::memcpy(count ? static_cast<void*>(&l.batch) : static_cast<void*>(&l.step), value, bytes);
     return CUBLAS_STATUS_SUCCESS;
   };
+}
+
+void FakePreferences(CublasLtApi& api) {
   api.preference_create = [](cublasLtMatmulPreference_t* made) {
     ++fake.objects;
     *made = reinterpret_cast<cublasLtMatmulPreference_t>(&fake);
@@ -176,6 +184,9 @@ CublasLtApi FakeCublasLt() {
     }
     return CUBLAS_STATUS_SUCCESS;
   };
+}
+
+void FakeProducts(CublasLtApi& api) {
   api.suggest = [](cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t,
                    cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                    cublasLtMatmulPreference_t, int wanted, cublasLtMatmulHeuristicResult_t* found,
@@ -219,6 +230,15 @@ CublasLtApi FakeCublasLt() {
         });
     return CUBLAS_STATUS_SUCCESS;
   };
+}
+
+CublasLtApi FakeCublasLt() {
+  CublasLtApi api;
+  FakeHandles(api);
+  FakeDescriptions(api);
+  FakeLayouts(api);
+  FakePreferences(api);
+  FakeProducts(api);
   return api;
 }
 

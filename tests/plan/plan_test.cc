@@ -160,8 +160,8 @@ TEST_F(PlanTest, RejectsUnsupportedAlgorithms) {
     plan_.buckets[1].algorithm = algorithm;
     EXPECT_EQ(CheckPlan(plan_, graph_, index_), absl::OkStatus()) << AlgorithmName(algorithm);
   }
-  ExpectRejected([](Plan& p) { p.buckets[1].algorithm = Algorithm::kHierarchical; },
-                 "bucket 1: cannot be reduced by 'hierarchical', only by ring, butterfly, "
+  ExpectRejected([](Plan& p) { p.buckets[1].algorithm = Algorithm::kSingle; },
+                 "bucket 1: cannot be reduced by 'its only algorithm', only by ring, butterfly, "
                  "halving-doubling or native");
   ExpectRejected([](Plan& p) { p.buckets[1].algorithm = Algorithm::kNone; }, "'no algorithm'");
 }

@@ -29,17 +29,6 @@ struct ClassFiles {
 
 bool IsImageName(const std::string& name) { return IsJpegName(name) || IsOtherImageName(name); }
 
-// Calls `visit` with each entry of the folder, in no order.
-template <typename Visit>
-absl::Status VisitEntries(const std::string& folder, const RootedFiles& files, const Visit& visit) {
-  CADRE_ASSIGN_OR_RETURN(const std::string resolved, files.Resolve(folder));
-  std::error_code error;
-  fs::directory_iterator entry(resolved, error);
-  // increment() in place of ++, which would throw.
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) visit(*entry);
-  return error ? ErrnoStatus(error.value(), "list", folder) : absl::OkStatus();
-}
-
 // Counts a folder inside the folder of a class: by the images in it and its own folders, whose
 // links are not followed, or as a folder.
 void CountFolder(const fs::directory_entry& folder, UnusedEntries& unused) {
@@ -75,6 +64,7 @@ absl::StatusOr<ClassFiles> ListClass(const std::string& folder, const RootedFile
     } else {
       ++unused[EntryKind(name)];
     }
+    return absl::OkStatus();
   };
   CADRE_RETURN_IF_ERROR(VisitEntries(folder, files, add));
   std::sort(listed.jpegs.begin(), listed.jpegs.end());
@@ -89,6 +79,7 @@ absl::Status CountImagesBeside(const std::string& folder, const RootedFiles& fil
     std::error_code error;
     const bool image = IsImageName(entry.path().filename().string());
     if (image && !entry.is_directory(error)) ++unused["images beside the class folders"];
+    return absl::OkStatus();
   });
 }
 
@@ -131,10 +122,9 @@ absl::Status AddClass(const std::string& folder, int32_t label, const RootedFile
                     absl::InvalidArgumentError("it is not a JPEG file, which alone is read")));
   }
   if (listed.jpegs.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("class folder ", folder, " holds no JPEG files",
-                     unused_here.empty() ? "" : ", but ", ToText(unused_here),
-                     "; remove it, or add images to it"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "class folder ", folder, " holds no JPEG files", unused_here.empty() ? "" : ", but ",
+        ToText(unused_here), "; remove it, or add images to it"));
   }
   for (std::string& file : listed.jpegs) images.Add(label, std::move(file));
   for (const auto& [kind, count] : unused_here) unused[kind] += count;
@@ -171,9 +161,8 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
   UnusedEntries unused;
   CADRE_RETURN_IF_ERROR(CountImagesBeside(folder, needs.files, unused));
   if (present.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder, ": holds no JPEG files in class folders",
-                     unused.empty() ? "" : ", but ", ToText(unused)));
+    return absl::InvalidArgumentError(absl::StrCat(folder, ": holds no JPEG files in class folders",
+                                                   unused.empty() ? "" : ", but ", ToText(unused)));
   }
   for (const std::string& name : present) {
     const int32_t label = std::lower_bound(classes.begin(), classes.end(), name) - classes.begin();

@@ -34,7 +34,6 @@
 #include "worker/nn/network.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -75,21 +74,10 @@ absl::StatusOr<LossPart> SumOverGroup(const LossPart& mine, Communicator& group)
   return all;
 }
 
-namespace {
-
-std::optional<ClassSampler> SamplerOf(const Graph& graph, uint64_t seed) {
-  if (graph.sampled_layer() == Graph::kNoLayer) return std::nullopt;
-  const v1::SoftmaxCrossEntropy& loss = graph.layers().back().settings.softmax_cross_entropy();
-  return ClassSampler(loss.sampling(), graph.classes(), seed);
-}
-
-}  // namespace
-
 Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& plan, uint64_t seed,
                  Backend& kernels, ParameterStore& parameters, MeshCommunicators& comms)
     : graph_(graph),
       evaluated_graph_(graph.ForEvaluation()),
-      sampler_(SamplerOf(graph, seed)),
       index_(index),
       plan_(plan),
       seed_(seed),
@@ -99,7 +87,7 @@ Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& pl
       parameters_(parameters),
       comms_(comms),
       exchange_(comms, kernels),
-      upload_(kernels, graph.takes_tokens() ? DType::kFloat32 : kernels.activation_type()),
+      batches_(graph, plan, comms.rank(), seed, kernels),
       sums_(device_, 2, "statistics"),
       background_(BackgroundMove::Make(device_)) {
   for (const GraphLayer& layer : graph.layers())
@@ -107,25 +95,6 @@ Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& pl
 }
 
 Network::~Network() = default;
-
-Interval Network::InputRows(int64_t samples) const {
-  const Box box = LocalBox(BatchShape(samples, graph_.input()), InputLayout(graph_, plan_),
-                           plan_.mesh, comms_.rank());
-  return {box.begin[0], box.end[0]};
-}
-
-Interval Network::LabelRows(int64_t samples) const {
-  const auto rows = [&](const Layout& layout) {
-    const Box box = LocalBox(Shape{samples}, Layout{.split = {layout.axes(0)}, .at = layout.at},
-                             plan_.mesh, comms_.rank());
-    return Interval{box.begin[0], box.end[0]};
-  };
-  const Interval loss = rows(plan_.layers.back().inputs[0]);
-  if (!sampler_) return loss;
-  const Interval scored = rows(plan_.layers[graph_.sampled_layer()].output);
-  if (loss.empty() || scored.empty()) return loss.empty() ? scored : loss;
-  return {std::min(loss.begin, scored.begin), std::max(loss.end, scored.end)};
-}
 
 absl::Status Network::Prepare(int64_t samples, bool training) {
   ProgramFor(samples, training);
@@ -178,7 +147,7 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   }
   const Shape compared = tape.regions.back().inputs[0].shape();
   program->classes = compared[compared.rank() - 1];
-  program->label_rows = compared.elements() / program->classes;
+  program->label_rows = LabelsIn(tape);
   return program;
 }
 
@@ -208,9 +177,7 @@ void Network::ReserveFor(const Program& program) {
     const DType type = tape.buffers[op.y].type;
     moved = exchange_.Reserve(op.move, type) || moved;
   }
-  moved = upload_.Reserve(tape.input.shape().elements(), program.label_rows,
-                          2 * program.tape.candidates) ||
-          moved;
+  moved = batches_.Reserve(tape) || moved;
   if (moved) ++memory_moves_;
 }
 
@@ -219,72 +186,7 @@ void Network::LabelAllocations(int layer) {
 }
 
 absl::Status Network::Load(const BatchView& batch) {
-  return LoadFor(ProgramFor(batch.samples, /*training=*/true), batch);
-}
-
-absl::Status Network::LoadFor(const Program& program, const BatchView& batch) {
-  CADRE_RETURN_IF_ERROR(device_.status());
-  CADRE_RETURN_IF_ERROR(CheckTokens(batch.inputs));
-  HostBatch here{.inputs = batch.inputs};
-  if (program.tape.candidates > 0) here.candidates = CandidatesHere(program, batch);
-  if (sampler_ && program.tape.training) {
-    first_labels_.resize(program.label_rows);
-    here.labels = first_labels_;
-  } else {
-    here.labels = LabelsOf(program.tape.regions.back().inputs[0], batch);
-    CHECK_EQ(std::ssize(here.labels), program.label_rows)
-        << "labels of " << graph_.layers().back().name;
-  }
-  kernels_.pointwise().SetPosition(batch.first_position);
-  upload_.Upload(here);
-  inputs_ = upload_.inputs();
-  labels_ = upload_.labels();
-  return device_.status();
-}
-
-absl::Status Network::CheckTokens(std::span<const float> tokens) const {
-  for (const GraphLayer& layer : graph_.layers()) {
-    if (layer.kind != LayerKind::kEmbedding) continue;
-    const int64_t vocabulary = layer.parameters[0].shape[0];
-    for (const float id : tokens) {
-      if (id >= 0.0F && id < vocabulary && std::floor(id) == id) continue;
-      return absl::InvalidArgumentError(absl::StrCat("layer '", layer.name, "': ", id,
-                                                     " is not a token; the vocabulary is 0 to ",
-                                                     vocabulary - 1));
-    }
-  }
-  return absl::OkStatus();
-}
-
-std::span<const int32_t> Network::LabelsOf(const Box& scores, const BatchView& batch) {
-  const Shape here = scores.shape();
-  const int64_t per_sample = graph_.labels_per_sample();
-  const Interval given = LabelRows(batch.samples);
-  const Interval samples{scores.begin[0], scores.end[0]};
-  const Interval tokens =
-      here.rank() == 3 ? Interval{scores.begin[1], scores.end[1]} : Interval{0, per_sample};
-  if (samples == given && tokens.size() == per_sample) return batch.labels;
-  labels_here_.clear();
-  for (int64_t sample = samples.begin; sample < samples.end; ++sample) {
-    const auto first = batch.labels.begin() + (sample - given.begin) * per_sample;
-    labels_here_.insert(labels_here_.end(), first + tokens.begin, first + tokens.end);
-  }
-  return labels_here_;
-}
-
-std::span<const float> Network::CandidatesHere(const Program& program, const BatchView& batch) {
-  const Box& scores = program.tape.regions[graph_.sampled_layer()].output;
-  candidates_here_.clear();
-  const uint64_t step_position = batch.first_position - batch.first_in_step;
-  for (const int64_t c : sampler_->Draw(step_position)) candidates_here_.push_back(c);
-  for (const int32_t label : LabelsOf(scores, batch)) candidates_here_.push_back(label);
-  CHECK_EQ(std::ssize(candidates_here_), program.tape.candidates);
-  candidates_here_.reserve(2 * program.tape.candidates);
-  for (int64_t i = 0; i < program.tape.candidates; ++i) {
-    const int64_t c = candidates_here_[i];
-    candidates_here_.push_back(-std::log(sampler_->Probability(c)));
-  }
-  return candidates_here_;
+  return batches_.Load(ProgramFor(batch.samples, /*training=*/true).tape, batch);
 }
 
 void Network::BeginStep(const PassOrder& order, std::span<const int64_t> samples) {
@@ -393,7 +295,7 @@ absl::Status Network::PlayBackward(int micro_batch) {
 }
 
 absl::Status Network::ForwardBackward(const BatchView& batch, float loss_scale, double share) {
-  CADRE_RETURN_IF_ERROR(LoadFor(ProgramFor(batch.samples, /*training=*/true), batch));
+  CADRE_RETURN_IF_ERROR(batches_.Load(ProgramFor(batch.samples, /*training=*/true).tape, batch));
   BeginStep(one_batch_, {&batch.samples, 1});
   CADRE_RETURN_IF_ERROR(PlayForward(0, loss_scale, share));
   CADRE_RETURN_IF_ERROR(PlayBackward(0));
@@ -402,7 +304,7 @@ absl::Status Network::ForwardBackward(const BatchView& batch, float loss_scale, 
 
 absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
   Program& program = ProgramFor(batch.samples, /*training=*/false);
-  CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
+  CADRE_RETURN_IF_ERROR(batches_.Load(program.tape, batch));
   BeginForward(batch.samples, /*training=*/false);
   CADRE_RETURN_IF_ERROR(Enter({}));
   if (listener_ != nullptr) CADRE_RETURN_IF_ERROR(listener_->BeginForward());
@@ -419,7 +321,7 @@ absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
 
 absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch, bool training) {
   Program& program = ProgramFor(batch.samples, training);
-  CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
+  CADRE_RETURN_IF_ERROR(batches_.Load(program.tape, batch));
   const AllocationLabel allocation_label(device_);
   int first = graph_.size();
   BeginForward(batch.samples, training);
@@ -627,7 +529,7 @@ Values Network::BufferIn(int block, const Program& program, int number) {
 }
 
 ConstValues Network::Input(const Program& program, int number) {
-  return number == TapeOp::kInput ? inputs_ : ConstValues(Buffer(program, number));
+  return number == TapeOp::kInput ? batches_.inputs() : ConstValues(Buffer(program, number));
 }
 
 LayerTensors Network::TensorsOf(const Program& program, const TapeOp& op) {
@@ -664,7 +566,7 @@ bool Network::CountsLoss() const {
 }
 
 PassContext Network::TrainingPass(double share) const {
-  const std::span<const float> candidates = upload_.candidates();
+  const std::span<const float> candidates = batches_.candidates();
   return {.training = true,
           .seed = seed_,
           .share = share,
@@ -674,13 +576,13 @@ PassContext Network::TrainingPass(double share) const {
 
 absl::Status Network::TakeLoss(const Program& program, float loss_scale) {
   const TapeOp& op = program.tape.ops[program.forward_ops];
-  CHECK_EQ(std::ssize(labels_), program.label_rows) << "what was loaded";
+  CHECK_EQ(std::ssize(batches_.labels()), program.label_rows) << "what was loaded";
   const AllocationLabel allocation_label(device_, labels_of_layers_[op.layer]);
   const absl::Time start = Now();
   const v1::SoftmaxCrossEntropy& settings = graph_.layers().back().settings.softmax_cross_entropy();
   kernels_.pointwise().SoftmaxCrossEntropyAsync(
       program.label_rows, program.classes, settings.label_smoothing(), Buffer(program, op.x[0]),
-      labels_, loss_scale, Buffer(program, op.dx[0]), sums_.span());
+      batches_.labels(), loss_scale, Buffer(program, op.dx[0]), sums_.span());
   if (observer_ != nullptr) {
     observer_->Played(program.tape, op, start, absl::ToDoubleSeconds(Now() - start));
   }

@@ -32,7 +32,6 @@
 #include "comm/placed_messages.h"
 #include "device/device.h"
 #include "kernels/backend.h"
-#include "model/class_sampler.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
 #include "plan/pipeline.h"
@@ -40,8 +39,8 @@
 #include "plan/tape.h"
 #include "tensor/interval.h"
 #include "tensor/values.h"
-#include "worker/nn/batch_upload.h"
 #include "worker/nn/layer.h"
+#include "worker/nn/network_input.h"
 #include "worker/nn/parameter_store.h"
 
 namespace cadre {
@@ -57,20 +56,6 @@ struct LossPart {
 };
 // A collective: the sum over the group, equal on all members.
 absl::StatusOr<LossPart> SumOverGroup(const LossPart& mine, Communicator& group);
-
-// This rank's part of a batch, in host memory.
-struct BatchView {
-  // Samples of the whole batch, over all ranks.
-  int64_t samples = 0;
-  // The rows InputRows(samples): [rows, height, width, channels] or [rows, tokens].
-  std::span<const float> inputs;
-  // The labels of the rows LabelRows(samples), labels_per_sample each.
-  std::span<const int32_t> labels;
-  // Position of sample 0 in the endless sequence of the run's samples.
-  int64_t first_position = 0;
-  // Number of samples of the step before sample 0: those of earlier micro-batches.
-  int64_t first_in_step = 0;
-};
 
 inline bool IsMove(const TapeOp& op) {
   return op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient ||
@@ -116,9 +101,8 @@ class Network {
           Backend& kernels, ParameterStore& parameters, MeshCommunicators& comms);
   ~Network();
 
-  // Rows of a batch of `samples` whose inputs, or labels, this rank requires.
-  Interval InputRows(int64_t samples) const;
-  Interval LabelRows(int64_t samples) const;
+  // Which rows of a batch this rank requires.
+  const NetworkInput& batches() const { return batches_; }
 
   // The number of micro-batches whose activations are kept at a time. Requires: nothing was
   // prepared.
@@ -175,7 +159,7 @@ class Network {
   // evaluation needs if that is more.
   int64_t activation_bytes() const { return 4 * memory_.size(); }
   // Bytes of scratch for moves, and of buffers for loading batches.
-  int64_t buffer_bytes() const { return exchange_.buffer_bytes() + upload_.bytes(); }
+  int64_t buffer_bytes() const { return exchange_.buffer_bytes() + batches_.bytes(); }
 
  private:
   struct Program;
@@ -187,15 +171,6 @@ class Network {
   void ReserveFor(const Program& program);
   // Labels allocations with the layer until an AllocationLabel is destroyed.
   void LabelAllocations(int layer);
-  // Errors: InvalidArgument, naming the layer.
-  absl::Status CheckTokens(std::span<const float> tokens) const;
-  // The labels of a box of scores on this rank. If tokens are split: those of its tokens.
-  std::span<const int32_t> LabelsOf(const Box& scores, const BatchView& batch);
-  // The numbers of the candidates of a sampled softmax on this rank, then what is added to their
-  // scores. Requires: the rank has candidates.
-  std::span<const float> CandidatesHere(const Program& program, const BatchView& batch);
-  absl::Status LoadFor(const Program& program, const BatchView& batch);
-
   // A step that consists of the forward pass of one batch.
   void BeginForward(int64_t samples, bool training);
   // Declares what this rank sends in these passes.
@@ -259,8 +234,6 @@ class Network {
 
   const Graph& graph_;
   const Graph evaluated_graph_;
-  // Only if training samples classes.
-  const std::optional<ClassSampler> sampler_;
   const ParameterIndex& index_;
   const Plan& plan_;
   const uint64_t seed_;
@@ -278,14 +251,7 @@ class Network {
   int64_t block_words_ = 0;
   int in_flight_ = 1;
   int64_t memory_moves_ = 0;
-  BatchUpload upload_;
-  // The loaded batch, in device memory.
-  ConstValues inputs_;
-  std::span<const int32_t> labels_;
-  std::vector<int32_t> labels_here_;
-  std::vector<float> candidates_here_;
-  // Zeros: in the scores of a sampled softmax the label comes first.
-  std::vector<int32_t> first_labels_;
+  NetworkInput batches_;
   // Loss and number of correct answers of the latest pass.
   DeviceArray<double> sums_;
   TapeObserver* observer_ = nullptr;

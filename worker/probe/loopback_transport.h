@@ -27,8 +27,6 @@ class LoopbackTransport final : public Transport {
   int rank() const override { return 0; }
   int size() const override { return size_; }
   LinkKind link(int peer) const override;
-  // All ranks are on one host.
-  uint64_t host(int /*peer*/) const override { return 1; }
 
   absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
                    const Combine& combine) override ABSL_LOCKS_EXCLUDED(mutex_);

@@ -68,8 +68,8 @@ class Replica {
   MeshCommunicators& data_comms() { return data_comms_; }
 
   // Rows of a batch of `samples` whose inputs, or labels, this rank requires.
-  Interval InputRows(int64_t samples) const { return network_->InputRows(samples); }
-  Interval LabelRows(int64_t samples) const { return network_->LabelRows(samples); }
+  Interval InputRows(int64_t samples) const { return network_->batches().InputRows(samples); }
+  Interval LabelRows(int64_t samples) const { return network_->batches().LabelRows(samples); }
 
   // One step. `batches`: the step's micro-batches, in order. Returns the loss of the whole group,
   // equal on all ranks; reductions and updates may still be running (see AwaitOperations).

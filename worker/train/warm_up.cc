@@ -34,7 +34,6 @@ class MutedTransport final : public Transport {
   LinkKind link(int peer) const override {
     return peer == rank_ ? LinkKind::kSelf : LinkKind::kThreads;
   }
-  uint64_t host(int /*peer*/) const override { return 1; }
   bool on_device() const override { return device_ != nullptr; }
   bool has_native() const override { return on_device(); }
   bool HasNativeFor(std::span<const int> /*members*/) const override { return on_device(); }

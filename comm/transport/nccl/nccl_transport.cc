@@ -172,7 +172,6 @@ class NcclTransport final : public Transport {
   LinkKind link(int peer) const override {
     return peer == rank() ? LinkKind::kSelf : LinkKind::kNccl;
   }
-  uint64_t host(int peer) const override { return host_.host(peer); }
 
   absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
                    const Combine& combine) override;

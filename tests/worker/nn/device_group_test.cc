@@ -76,8 +76,8 @@ class RankNetwork {
         store_(model.index, OwnershipOf(plan, model.index, transport.rank()), 3, kernels),
         network_(model.graph, model.index, plan, 3, kernels, store_, comms_) {
     network_.set_listener(&loss_of_pass_);
-    testing::FillBatch(model.graph, network_.InputRows(kSamples), network_.LabelRows(kSamples),
-                       inputs_, labels_);
+    testing::FillBatch(model.graph, network_.batches().InputRows(kSamples),
+                       network_.batches().LabelRows(kSamples), inputs_, labels_);
   }
 
   BatchView batch() const { return {kSamples, inputs_, labels_, /*first_position=*/7}; }

@@ -18,7 +18,6 @@ class LinksOnly final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return std::ssize(links_); }
   LinkKind link(int peer) const override { return links_[peer]; }
-  uint64_t host(int /*peer*/) const override { return 1; }
   bool on_device() const override { return links_.back() == LinkKind::kNccl; }
   absl::Status Run(int, const CallTag&, std::span<const Transfer>, const Combine&) override {
     return absl::UnimplementedError("no messages");

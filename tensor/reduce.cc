@@ -1,8 +1,9 @@
 // Sums of received data: sum[i] += values[i] for five element types, in three vector widths.
 //
-// Each width has its own functions, compiled with a target attribute and selected at run time by
-// processor features. Selection is by function pointer and not by an ifunc resolver, because
-// resolvers run before sanitizers are initialized.
+// One loop serves all widths, which compile it with their target attributes; 16-bit types have
+// functions of their own for wide vectors, because what compilers make of their conversions is
+// slower. Widths are selected at run time by processor features, by function pointer and not by
+// CADRE_VECTOR_LOOP, so that tests can compare all of them.
 //
 // All widths give equal bits: the sum of two elements is rounded once and does not depend on the
 // other elements. 16-bit types are converted to float, added and rounded to nearest even at every
@@ -15,7 +16,7 @@
 // Cost: two loads, one addition and one store per vector: bound by memory bandwidth, or by the
 // second-level cache if data has just arrived. Remainders shorter than a vector use the scalar
 // loop.
-#include "comm/reduce.h"
+#include "tensor/reduce.h"
 
 #include <glog/logging.h>
 
@@ -86,38 +87,34 @@ Float16 RoundedSum(Float16 a, Float16 b) {
   return {ToFloat16(FromFloat16(a.bits) + FromFloat16(b.bits))};
 }
 
+// The arrays do not overlap.
 template <typename T>
-void AddScalar(std::byte* sum, const std::byte* values, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += sizeof(T)) {
+__attribute__((always_inline)) inline void AddElements(std::byte* __restrict sum,
+                                                       const std::byte* __restrict values,
+                                                       size_t bytes) {
+  for (size_t i = 0; i < bytes / sizeof(T); ++i) {
+    const size_t at = i * sizeof(T);
     Store(sum + at, RoundedSum(Load<T>(sum + at), Load<T>(values + at)));
   }
 }
 
-using Add = void (*)(std::byte*, const std::byte*, size_t);
+template <typename T>
+void AddScalar(std::byte* sum, const std::byte* values, size_t bytes) {
+  AddElements<T>(sum, values, bytes);
+}
 
 #if defined(__x86_64__)
 
-// Loads and stores are unaligned; a remainder shorter than the vectors uses the scalar loop.
-
-// `T` is float, double or uint64_t, which the compiler's vectors can add.
 template <typename T>
 __attribute__((target("avx512f"))) void AddAvx512(std::byte* sum, const std::byte* values,
                                                   size_t bytes) {
-  typedef T Vector __attribute__((vector_size(64)));
-  size_t at = 0;
-  // Two at a time, so that additions do not wait for loads.
-  for (; at + 2 * sizeof(Vector) <= bytes; at += 2 * sizeof(Vector)) {
-    Vector a, b, x, y;
-    std::memcpy(&a, sum + at, sizeof a);
-    std::memcpy(&b, sum + at + sizeof a, sizeof b);
-    std::memcpy(&x, values + at, sizeof x);
-    std::memcpy(&y, values + at + sizeof x, sizeof y);
-    a += x;
-    b += y;
-    std::memcpy(sum + at, &a, sizeof a);
-    std::memcpy(sum + at + sizeof a, &b, sizeof b);
-  }
-  AddScalar<T>(sum + at, values + at, bytes - at);
+  AddElements<T>(sum, values, bytes);
+}
+
+template <typename T>
+__attribute__((target("avx2"))) void AddAvx2(std::byte* sum, const std::byte* values,
+                                             size_t bytes) {
+  AddElements<T>(sum, values, bytes);
 }
 
 __attribute__((target("avx512f"))) __m512 LoadBFloat16Avx512(const std::byte* from) {
@@ -158,27 +155,6 @@ __attribute__((target("avx512f"))) void AddFloat16Avx512(std::byte* sum, const s
         _mm512_cvtps_ph(_mm512_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
   AddScalar<Float16>(sum + at, values + at, bytes - at);
-}
-
-// `T` is float, double or uint64_t, which the compiler's vectors can add.
-template <typename T>
-__attribute__((target("avx2"))) void AddAvx2(std::byte* sum, const std::byte* values,
-                                             size_t bytes) {
-  typedef T Vector __attribute__((vector_size(32)));
-  size_t at = 0;
-  // Two at a time, so that additions do not wait for loads.
-  for (; at + 2 * sizeof(Vector) <= bytes; at += 2 * sizeof(Vector)) {
-    Vector a, b, x, y;
-    std::memcpy(&a, sum + at, sizeof a);
-    std::memcpy(&b, sum + at + sizeof a, sizeof b);
-    std::memcpy(&x, values + at, sizeof x);
-    std::memcpy(&y, values + at + sizeof x, sizeof y);
-    a += x;
-    b += y;
-    std::memcpy(sum + at, &a, sizeof a);
-    std::memcpy(sum + at + sizeof a, &b, sizeof b);
-  }
-  AddScalar<T>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx2"))) __m256 LoadBFloat16Avx2(const std::byte* from) {
@@ -231,6 +207,8 @@ bool ConvertsFloat16() {
 }
 
 #endif  // __x86_64__
+
+using Add = decltype(Combine::add);
 
 // The functions of one width.
 struct AddFunctions {

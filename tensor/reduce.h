@@ -7,10 +7,19 @@
 // Thread-safe (pure functions).
 #pragma once
 
-#include "comm/transport/transport.h"
+#include <cstddef>
+
 #include "tensor/dtype.h"
 
 namespace cadre {
+
+// How received values are added to local ones.
+struct Combine {
+  // `bytes` is a multiple of `element`; both pointers are aligned to `element` only. The arrays do
+  // not overlap.
+  void (*add)(std::byte* sum, const std::byte* values, size_t bytes) = nullptr;
+  size_t element = 1;
+};
 
 // Requires: type != kBytes.
 Combine SumOf(DType type);

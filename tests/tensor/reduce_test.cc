@@ -1,6 +1,6 @@
 // Compares sums of every type and vector width with scalar loops, and scalar loops with exact
 // arithmetic.
-#include "comm/reduce.h"
+#include "tensor/reduce.h"
 
 #include <gtest/gtest.h>
 
