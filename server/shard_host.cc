@@ -567,9 +567,9 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
     // The open files stay readable after a commit unlinks them.
     if (const auto* grant = std::get_if<PullGrant>(&decision)) {
       if (request.has_state()) {
-        states = store_->OpenStates(grant->run, grant->version);
+        states = store_->versions().OpenStates(grant->run, grant->version);
       } else if (!request.has_frame_from()) {
-        reader = store_->OpenVersion(grant->run, grant->version);
+        reader = store_->versions().Open(grant->run, grant->version);
       }
     }
   }
@@ -623,7 +623,7 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::PullFrame(PullGrant gran
   }
   // A commit may remove the frame at any time.
   absl::StatusOr<StoredFrame> frame =
-      store_->OpenFrame(grant.run, grant.version, *grant.units, grant.fragments, positions);
+      store_->frames().Open(grant.run, grant.version, *grant.units, grant.fragments, positions);
   if (!frame.ok()) return none(frame.status().message());
   const int64_t elements = frame->elements.size();
   const int64_t skipped = std::min<uint64_t>(from, elements);

@@ -210,7 +210,7 @@ void SimulatedAggregator::DamageFile() {
 }
 
 bool SimulatedAggregator::Holds(const ContributionKey& key) {
-  const std::string path = absl::StrCat(kFolder, "/", ShardStore::ContributionName(key));
+  const std::string path = absl::StrCat(kFolder, "/", DataFolder::ContributionName(key));
   // The damage may precede the acknowledgement.
   if (damaged_.contains(path)) return true;
   const auto file = BlockFile::Open(disk_, path, Access::kRead);
