@@ -58,9 +58,11 @@ class CodedRoundsTest : public ::testing::Test {
   }
   void Restart() {
     host_.reset();
-    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_, kMaxClosedRuns,
-                                PosixFileSystem(), RootedFiles::Unrestricted(), /*threads=*/2,
-                                /*archive=*/true);
+    auto host = ShardHost::Open({.data_dir = folder_.path(),
+                                 .name = "agg-0",
+                                 .counters = &counters_,
+                                 .threads = 2,
+                                 .archive = true});
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
     for (uint32_t group = 0; group < 2; ++group) {

@@ -46,7 +46,8 @@ class ShardHostTest : public ::testing::Test {
   // Starts a new host on the folder, as if the process had been killed and restarted.
   void Restart() {
     host_.reset();
-    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_);
+    auto host =
+        ShardHost::Open({.data_dir = folder_.path(), .name = "agg-0", .counters = &counters_});
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
     // Keys are not stored: the coordinator sends them again.
@@ -180,7 +181,8 @@ TEST_F(ShardHostTest, ShardsTogetherHoldTheModel) {
   uint64_t sum = 0;
   for (uint32_t shard = 0; shard < 4; ++shard) {
     const TemporaryFolder folder;
-    auto host = ShardHost::Open(folder.path(), "agg-0", &counters_);
+    auto host =
+        ShardHost::Open({.data_dir = folder.path(), .name = "agg-0", .counters = &counters_});
     ASSERT_TRUE(host.ok());
     SmallRun part = run_;
     part.shards = 4;
@@ -269,7 +271,8 @@ TEST_F(ShardHostTest, BitsDoNotDependOnChunks) {
                                  {{.group = 2, .rank = 1, .samples = 2}, {0, cut}}};
     std::reverse(slices.begin(), slices.begin() + cut % 5);
     const TemporaryFolder folder;
-    auto host = ShardHost::Open(folder.path(), "agg-0", &counters_);
+    auto host =
+        ShardHost::Open({.data_dir = folder.path(), .name = "agg-0", .counters = &counters_});
     ASSERT_TRUE(host.ok());
     host_ = *std::move(host);
     Open();
@@ -574,7 +577,10 @@ class EndedRunsTest : public ShardHostTest {
   }
   void RestartKeeping(size_t runs) {
     host_.reset();
-    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_, runs);
+    auto host = ShardHost::Open({.data_dir = folder_.path(),
+                                 .name = "agg-0",
+                                 .counters = &counters_,
+                                 .keep_closed_runs = runs});
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
   }
@@ -1025,16 +1031,20 @@ TEST_F(ShardHostTest, UnsafeNamesAreRefused) {
 }
 
 TEST_F(ShardHostTest, FolderIsExclusive) {
-  const auto second = ShardHost::Open(folder_.path(), "agg-0", &counters_);
+  const auto second =
+      ShardHost::Open({.data_dir = folder_.path(), .name = "agg-0", .counters = &counters_});
   EXPECT_THAT(second,
               IsError(absl::StatusCode::kFailedPrecondition, "in use by another aggregator"));
   host_.reset();
-  EXPECT_EQ(ShardHost::Open(folder_.path(), "agg-0", &counters_).status(), absl::OkStatus());
+  EXPECT_EQ(ShardHost::Open({.data_dir = folder_.path(), .name = "agg-0", .counters = &counters_})
+                .status(),
+            absl::OkStatus());
 }
 
 TEST_F(ShardHostTest, UnusableFolderIsAnError) {
   WriteAll(folder_.path() + "/file", "x");
-  const auto host = ShardHost::Open(folder_.path() + "/file/data", "agg-0", &counters_);
+  const auto host = ShardHost::Open(
+      {.data_dir = folder_.path() + "/file/data", .name = "agg-0", .counters = &counters_});
   EXPECT_FALSE(host.ok());
   EXPECT_THAT(std::string(host.status().message()), HasSubstr("/file/data"));
 }
@@ -1111,7 +1121,8 @@ TEST_F(ShardHostTest, ReassignedShardDropsOldPart) {
   Restart();
   EXPECT_THAT(host_->States(), IsEmpty()) << "version 0 of the old shard must not be used";
   const TemporaryFolder folder;
-  const auto fresh = ShardHost::Open(folder.path(), "agg-0", &counters_);
+  const auto fresh =
+      ShardHost::Open({.data_dir = folder.path(), .name = "agg-0", .counters = &counters_});
   ASSERT_TRUE(fresh.ok()) << fresh.status();
   EXPECT_EQ(Open().digest(), (*fresh)->OpenRun(run_.Open())->digest());
 }
