@@ -174,10 +174,10 @@ class Rig {
  public:
   static absl::StatusOr<std::unique_ptr<Rig>> Start(const std::string& folder) {
     std::unique_ptr<Rig> rig(new Rig(folder));
-    CADRE_ASSIGN_OR_RETURN(
-        rig->host_,
-        ShardHost::Open(absl::StrCat(folder, "/shards"), "bench", &rig->counters_, kMaxClosedRuns,
-                        PosixFileSystem(), RootedFiles::Unrestricted(), Threads()));
+    CADRE_ASSIGN_OR_RETURN(rig->host_, ShardHost::Open({.data_dir = absl::StrCat(folder, "/shards"),
+                                                        .name = "bench",
+                                                        .counters = &rig->counters_,
+                                                        .threads = Threads()}));
     rig->service_ =
         std::make_unique<RoundsService>(RoundsServiceOptions(), *rig->host_, rig->counters_);
     CADRE_ASSIGN_OR_RETURN(rig->daemon_, Daemon::Start({}, {rig->service_.get()}));

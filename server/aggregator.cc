@@ -39,11 +39,13 @@ Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
 absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions options) {
   auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(std::move(options)));
   const AggregatorOptions& settings = aggregator->options_;
-  CADRE_ASSIGN_OR_RETURN(
-      aggregator->host_,
-      ShardHost::Open(settings.data_dir, settings.name, &aggregator->counters_,
-                      settings.keep_closed_runs, PosixFileSystem(), settings.checkpoint_files,
-                      UsableCores(), settings.archive));
+  CADRE_ASSIGN_OR_RETURN(aggregator->host_,
+                         ShardHost::Open({.data_dir = settings.data_dir,
+                                          .name = settings.name,
+                                          .counters = &aggregator->counters_,
+                                          .keep_closed_runs = settings.keep_closed_runs,
+                                          .checkpoint_files = settings.checkpoint_files,
+                                          .archive = settings.archive}));
   aggregator->host_->LimitSpace([folder = settings.data_dir]() -> absl::StatusOr<int64_t> {
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(folder, error);

@@ -8,8 +8,7 @@
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "server/checked_file.h"
-#include "server/ledger.h"
-#include "server/shard_store.h"
+#include "server/data_folder.h"
 
 namespace cadre {
 namespace {
@@ -24,7 +23,7 @@ std::vector<std::string> ContributionNamesOf(const v1::Apply& order) {
   for (const v1::Participant& participant : order.participants()) {
     for (uint32_t rank = 0; rank < participant.ranks(); ++rank) {
       const std::string path =
-          ShardStore::ContributionName({order.run(), order.round(), participant.group(),
+          DataFolder::ContributionName({order.run(), order.round(), participant.group(),
                                         participant.generation(), rank, order.seed()});
       names.push_back(std::filesystem::path(path).filename().string());
     }

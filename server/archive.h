@@ -3,8 +3,8 @@
 // function of the run's spec, this is all that determines the versions, so they can be computed
 // again (server/replay.h).
 //
-//   <run's folder>/order-<v>             the digest of this shard's part of version v, and the Apply
-//   <run's folder>/archived-stage-...    the contributions, under their names (shard_store.h)
+//   <run's folder>/order-<v>             the digest of this shard's part of version v, and the
+//   Apply <run's folder>/archived-stage-...    the contributions, under their names (shard_store.h)
 //
 // An order is written when its contributions are in the archive. The archive grows with every round
 // and is removed with the run.

@@ -54,7 +54,7 @@ absl::StatusOr<ApplyPlan> PlanOf(const RunTerms& terms, const StoredVersion& bef
 
 // Makes a contribution visible to the scratch store.
 absl::Status Link(const std::string& path, const ContributionKey& key, const std::string& scratch) {
-  const std::string link = absl::StrCat(scratch, "/", ShardStore::ContributionName(key));
+  const std::string link = absl::StrCat(scratch, "/", DataFolder::ContributionName(key));
   std::error_code error;
   fs::create_symlink(fs::absolute(path), link, error);
   if (!error) return absl::OkStatus();

@@ -10,7 +10,8 @@
 //
 // Files are removed when the ledger drops them, even while a stream writes them: the stream keeps
 // its open file, and its report is refused. For the same reason a commit may unlink a version while
-// ranks pull it.
+// ranks pull it. They are removed without `mutex_`, unless the ranks may stage the same
+// contribution again immediately (OpenRun, Finish, a loss): the removal would meet its new file.
 #include "server/shard_host.h"
 
 #include <glog/logging.h>
@@ -64,58 +65,19 @@ std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
 
 }  // namespace
 
-// --- VersionPull
-
-VersionPull::VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error,
-                         const FrameHead& frame)
-    : grant_(std::move(grant)),
-      reader_(std::move(reader)),
-      on_error_(std::move(on_error)),
-      frame_(frame),
-      left_(grant_.elements) {}
-
-absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
-  constexpr int64_t kValueBytes = sizeof(float);
-  int64_t elements = 0;
-  while (left_ > 0 && std::ssize(data) >= kValueBytes) {
-    const Interval& span = grant_.spans[span_];
-    const int64_t n = std::min(std::ssize(data) / kValueBytes, span.size() - read_);
-    if (reader_ == nullptr) {
-      std::fill_n(data.begin(), n * kValueBytes, 0);
-    } else if (const absl::Status read =
-                   reader_->Read(span.begin + read_, data.first(n * kValueBytes));
-               !read.ok()) {
-      return on_error_(read);
-    }
-    data = data.subspan(n * kValueBytes);
-    elements += n;
-    left_ -= n;
-    read_ += n;
-    if (read_ == span.size()) {
-      ++span_;
-      read_ = 0;
-    }
-  }
-  return elements;
-}
-
 // --- ShardHost
 
-ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_closed_runs,
-                     RootedFiles checkpoint_files)
+ShardHost::ShardHost(std::unique_ptr<ShardStore> store, const Options& options)
     : store_(std::move(store)),
-      counters_(counters),
-      keep_closed_runs_(keep_closed_runs),
-      checkpoint_files_(std::move(checkpoint_files)) {}
+      counters_(options.counters),
+      keep_closed_runs_(options.keep_closed_runs),
+      checkpoint_files_(options.checkpoint_files) {}
 
-absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(
-    const std::string& data_dir, const std::string& name, Counters* counters,
-    size_t keep_closed_runs, FileSystem& files, RootedFiles checkpoint_files, int threads,
-    bool archive) {
+absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const Options& options) {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store,
-                         ShardStore::Open(files, data_dir, name, threads, archive));
-  auto host = std::unique_ptr<ShardHost>(
-      new ShardHost(std::move(store), counters, keep_closed_runs, std::move(checkpoint_files)));
+                         ShardStore::Open(*options.files, options.data_dir, options.name,
+                                          options.threads, options.archive));
+  auto host = std::unique_ptr<ShardHost>(new ShardHost(std::move(store), options));
   CADRE_RETURN_IF_ERROR(host->Restore());
   return host;
 }
@@ -373,9 +335,13 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
 }
 
 void ShardHost::Fence(const v1::Fence& fence) {
-  absl::MutexLock lock(&mutex_);
-  Remove(
-      ledger_.Fence(fence.run(), fence.group(), {fence.generation(), ParseSecretKey(fence.key())}));
+  std::vector<ContributionKey> dropped;
+  {
+    absl::MutexLock lock(&mutex_);
+    dropped = ledger_.Fence(fence.run(), fence.group(),
+                            {fence.generation(), ParseSecretKey(fence.key())});
+  }
+  Remove(dropped);
 }
 
 absl::Status ShardHost::CloseRun(const std::string& run) {
@@ -385,10 +351,12 @@ absl::Status ShardHost::CloseRun(const std::string& run) {
   if (found == opened_.end() || found->second.closed) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(found->second.open, /*closed=*/true)));
   found->second.closed = true;
+  std::vector<ContributionKey> dropped;
   {
     absl::MutexLock lock(&mutex_);
-    Remove(ledger_.CloseRun(run));
+    dropped = ledger_.CloseRun(run);
   }
+  Remove(dropped);
   RemoveOldRuns();
   return absl::OkStatus();
 }
@@ -435,16 +403,6 @@ v1::RunReport ShardHost::ReportRun(const std::string& run) const {
     *report.mutable_newest() = std::move(order);
   }
   return report;
-}
-
-uint32_t ShardHost::HighestGeneration() const {
-  absl::MutexLock lock(&mutex_);
-  return ledger_.HighestGeneration();
-}
-
-std::vector<v1::ShardState> ShardHost::States() const {
-  absl::MutexLock lock(&mutex_);
-  return ledger_.States();
 }
 
 v1::ShardState ShardHost::StateOf(const std::string& run) const {
@@ -567,9 +525,9 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
     // The open files stay readable after a commit unlinks them.
     if (const auto* grant = std::get_if<PullGrant>(&decision)) {
       if (request.has_state()) {
-        states = store_->OpenStates(grant->run, grant->version);
+        states = store_->versions().OpenStates(grant->run, grant->version);
       } else if (!request.has_frame_from()) {
-        reader = store_->OpenVersion(grant->run, grant->version);
+        reader = store_->versions().Open(grant->run, grant->version);
       }
     }
   }
@@ -623,7 +581,7 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::PullFrame(PullGrant gran
   }
   // A commit may remove the frame at any time.
   absl::StatusOr<StoredFrame> frame =
-      store_->OpenFrame(grant.run, grant.version, *grant.units, grant.fragments, positions);
+      store_->frames().Open(grant.run, grant.version, *grant.units, grant.fragments, positions);
   if (!frame.ok()) return none(frame.status().message());
   const int64_t elements = frame->elements.size();
   const int64_t skipped = std::min<uint64_t>(from, elements);

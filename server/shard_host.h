@@ -39,6 +39,7 @@
 #include "server/chunk_view.h"
 #include "server/ledger.h"
 #include "server/shard_store.h"
+#include "server/version_pull.h"
 
 namespace cadre {
 
@@ -48,51 +49,30 @@ struct Staging {
   std::unique_ptr<BlockFile> file;
 };
 
-// Begins a pull of a frame: the elements of the whole frame, and what its round has exchanged.
-struct FrameHead {
-  int64_t elements = 0;
-  uint32_t fragment = 0;
-};
-
-// The values of a pull, chunk by chunk.
-class VersionPull {
- public:
-  // Passes errors of the reader through `on_error`.
-  using OnError = std::function<absl::Status(const absl::Status&)>;
-  // `reader`: null for zeros.
-  VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error,
-              const FrameHead& frame = {});
-
-  const FrameHead& frame() const { return frame_; }
-  // Remaining elements.
-  int64_t left() const { return left_; }
-  // Reads the next values, as many as fit; returns the number of elements.
-  absl::StatusOr<int64_t> Next(std::span<char> data);
-
- private:
-  const PullGrant grant_;
-  const std::unique_ptr<VersionReader> reader_;
-  const OnError on_error_;
-  const FrameHead frame_;
-  size_t span_ = 0;
-  // Elements of the span that have been read.
-  int64_t read_ = 0;
-  int64_t left_;
-};
-
 // Default limit of the ended and archived runs whose files are kept.
 inline constexpr size_t kMaxClosedRuns = 16;
 
 class ShardHost {
  public:
-  // Opens the data folder of aggregator `name` and restores its runs. Counters and the file
-  // system are borrowed. Checkpoints that runs name are read through `checkpoint_files`. `threads`
-  // compute a version. `archive`: as in ShardStore::Open, whose errors it returns.
-  static absl::StatusOr<std::unique_ptr<ShardHost>> Open(
-      const std::string& data_dir, const std::string& name, Counters* counters,
-      size_t keep_closed_runs = kMaxClosedRuns, FileSystem& files = PosixFileSystem(),
-      RootedFiles checkpoint_files = RootedFiles::Unrestricted(), int threads = UsableCores(),
-      bool archive = false);
+  struct Options {
+    std::string data_dir;
+    // Name of the aggregator.
+    std::string name;
+    // Borrowed.
+    Counters* counters = nullptr;
+    size_t keep_closed_runs = kMaxClosedRuns;
+    // Borrowed.
+    FileSystem* files = &PosixFileSystem();
+    // Through these, checkpoints are read that runs name.
+    RootedFiles checkpoint_files = RootedFiles::Unrestricted();
+    // Threads that compute a version.
+    int threads = UsableCores();
+    // As in ShardStore::Open.
+    bool archive = false;
+  };
+
+  // Opens the data folder and restores its runs. Errors: those of ShardStore::Open.
+  static absl::StatusOr<std::unique_ptr<ShardHost>> Open(const Options& options);
 
   // The highest epoch of a coordinator that an earlier process of the aggregator saved.
   uint64_t epoch() const { return store_->epoch(); }
@@ -124,8 +104,14 @@ class ShardHost {
   void LimitSpace(std::function<absl::StatusOr<int64_t>()> free_bytes)
       ABSL_LOCKS_EXCLUDED(order_mutex_);
   // The highest generation received, and the versions on disk, for Hello.
-  uint32_t HighestGeneration() const ABSL_LOCKS_EXCLUDED(mutex_);
-  std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_);
+  uint32_t HighestGeneration() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return ledger_.HighestGeneration();
+  }
+  std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return ledger_.States();
+  }
   // FailedPrecondition if the data folder was removed or replaced, or a version of a run that has
   // not ended is damaged. The errors that follow from it are Unavailable: the process should end,
   // and another one begin with what is there.
@@ -150,8 +136,7 @@ class ShardHost {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_closed_runs,
-            RootedFiles checkpoint_files);
+  ShardHost(std::unique_ptr<ShardStore> store, const Options& options);
 
   absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;

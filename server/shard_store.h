@@ -46,36 +46,13 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/block_file.h"
+#include "server/data_folder.h"
+#include "server/frame_files.h"
 #include "server/ledger.h"
 #include "server/round_mean.h"
-#include "server/stretches.h"
+#include "server/version_files.h"
 
 namespace cadre {
-
-// Whether the error means that durable data was lost: it is damaged or missing.
-bool IsLoss(const absl::Status& status);
-
-// A part of a frame: elements of 4 bytes.
-struct StoredFrame {
-  std::unique_ptr<VersionReader> reader;
-  Interval elements;
-  // What the round has exchanged.
-  uint32_t fragment = 0;
-};
-
-// The states of a version (model/averaging_state.h).
-struct StoredStates {
-  // Null: all are zeros.
-  std::unique_ptr<VersionReader> reader;
-  // The positions, and how many states each has.
-  Interval span;
-  uint32_t states = 0;
-
-  // The elements of the reader that are the values of a state at these positions, in their order.
-  // `rule`: that of the run's rounds. Requires: the span contains the positions; state < states.
-  std::vector<Interval> ElementsOf(uint32_t state, const StretchRule& rule,
-                                   const std::vector<Interval>& positions) const;
-};
 
 class ShardStore {
  public:
@@ -124,8 +101,6 @@ class ShardStore {
   // Whether a run or lineage may name a file: [A-Za-z0-9._-], at most 100 characters, no leading
   // dot.
   static bool IsFileName(absl::string_view name);
-  // Path of a contribution in the data folder.
-  static std::string ContributionName(const ContributionKey& key);
   // The run of a folder, which a store may use. Errors: DataLoss for a damaged file.
   static absl::StatusOr<FoundRun> ReadRun(FileSystem& files, const std::string& run_folder);
 
@@ -151,21 +126,10 @@ class ShardStore {
   absl::StatusOr<VersionStats> WriteMean(const ApplyPlan& plan);
   // Checks the version before that of the plan, and its states, if the plan requires them.
   absl::Status VerifyBefore(const ApplyPlan& plan);
-  // `order`, if not null, receives the order that made the version.
-  absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
-                                                             uint32_t version,
-                                                             v1::Apply* order = nullptr) const;
-  // Errors: DataLoss if the file is damaged or not that of the version.
-  absl::StatusOr<StoredStates> OpenStates(const std::string& run, uint32_t version) const;
-  // The part of a version's frame for these positions, with `fragments` in the run. Requires:
-  // borders of units. Errors: NotFound if there is none, DataLoss if it is damaged.
-  absl::StatusOr<StoredFrame> OpenFrame(const std::string& run, uint32_t version,
-                                        const ExchangeUnits& units, uint32_t fragments,
-                                        Interval positions) const;
-  // Frames are kept when their versions are removed, the newest ones as long as all of them
-  // together are shorter than a version: a rank that lacks versions pulls the frames, or the newest
-  // version.
-  void RemoveVersion(const std::string& run, uint32_t version);
+  const VersionFiles& versions() const { return versions_; }
+  const FrameFiles& frames() const { return frames_; }
+  // Its frame is kept (frame_files.h).
+  void RemoveVersion(const std::string& run, uint32_t version) { versions_.Remove(run, version); }
   // Renames it as a damaged version.
   void DiscardVersion(const std::string& run, uint32_t version);
 
@@ -192,13 +156,6 @@ class ShardStore {
   // Reads or creates the folder's identity.
   absl::Status Identify();
 
-  // Errors are logged.
-  void RemoveFile(const std::string& path);
-  // Keeps the file as a damaged version, in place of the previous one.
-  void Quarantine(const std::string& path, absl::string_view why);
-
-  std::string RunFolder(const std::string& run) const;
-  std::string ArchiveFolder(const std::string& run, const std::string& lineage) const;
   // Removes a folder of a run, its run file last: without it, Load would leave the folder alone.
   absl::Status RemoveRunFolder(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<FoundRun> LoadRunFile(const std::string& run) const;
@@ -206,64 +163,31 @@ class ShardStore {
   // kept in archive_failures_, the run cannot be replayed.
   void Archive(const std::string& run, const v1::Apply& order, uint64_t digest)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  std::string VersionPath(const std::string& run, uint32_t version) const;
-  std::string OuterPath(const std::string& run, uint32_t version) const;
-  std::string FramePath(const std::string& run, uint32_t version) const;
-  std::string ContributionPath(const ContributionKey& key) const;
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
-  absl::Status LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
-  // Computes the version at the positions of a stretch, on a thread as in ForEachStretch. The
-  // values stay valid until the next call for the thread.
-  using Compute =
-      std::function<absl::StatusOr<std::span<const float>>(int thread, Interval stretch)>;
-  // `order` made the version; empty for version 0. `append` is called as that of ForEachStretch,
-  // `finish` after all values are produced; it returns the statistics, apart from the digest.
-  absl::StatusOr<VersionStats> WriteVersion(
-      const std::string& run, const v1::Apply& order, Interval span, const StretchRule& rule,
-      int threads, const Compute& compute, const StretchWork& append,
-      const std::function<absl::StatusOr<VersionStats>()>& finish);
+  absl::Status LoadFile(const std::string& name, FoundRun* found);
+  absl::StatusOr<FoundContribution> CheckContribution(const std::string& path);
   // The contributions of the plan; indexes frames that have none.
   absl::StatusOr<RoundMean::Files> OpenContributions(const ApplyPlan& plan);
-  absl::StatusOr<std::unique_ptr<BlockFile>> OpenVersionFile(const std::string& run,
-                                                             uint32_t version, v1::Apply* order,
-                                                             Interval* span) const;
-  // A temporary file for the states of a version.
-  absl::StatusOr<std::unique_ptr<BlockWriter>> CreateStates(const std::string& run,
-                                                            uint32_t version, Interval span,
-                                                            int states);
-  // Makes them durable.
-  absl::Status FinishStates(const std::string& run, uint32_t version, Interval span, int states,
-                            const VersionStats& stats, BlockWriter& writer);
   // Prepares what the plan's round does beyond averaging: opens the states of the version before,
   // and creates temporary files.
   absl::StatusOr<RoundUpdate> OpenUpdate(const ApplyPlan& plan, const v1::Apply& before);
-  void AddFrame(const std::string& run, uint32_t version, uint64_t bytes)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  // Removes the oldest frames of the run while the rest has more than `limit` bytes.
-  void PruneFrames(const std::string& run, uint64_t limit) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Removes the frame of the version.
-  void RemoveFrame(const std::string& run, uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes the new states durable, and the frame.
   absl::Status FinishUpdate(const ApplyPlan& plan, const VersionStats& stats, RoundUpdate& update);
-  // Checks the states of the version that `order` made, their blocks only if `verify`, and reads
-  // their sums.
-  absl::Status CheckOuter(const std::string& path, bool verify, const v1::Apply& order,
-                          VersionStats* stats);
 
   FileSystem& files_;
-  const std::string data_dir_;
+  const DataFolder folder_;
   const std::string name_;
   const int threads_;
   const bool archive_;
   uint64_t epoch_ = 0;
   const std::unique_ptr<File> lock_;
+  VersionFiles versions_{folder_};
+  FrameFiles frames_{folder_};
   Histogram contribution_syncs_;
   mutable absl::Mutex mutex_;
   // Runs with a run file.
   std::set<std::string> runs_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::string> archive_failures_ ABSL_GUARDED_BY(mutex_);
-  // By run and version, the bytes of every frame.
-  std::map<std::string, std::map<uint32_t, uint64_t>> frames_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

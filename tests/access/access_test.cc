@@ -190,7 +190,8 @@ class AccessTest : public ::testing::Test {
   }
 
   void StartAggregator() {
-    auto host = ShardHost::Open(folder_ / "data", kAggregator, &counters_);
+    auto host = ShardHost::Open(
+        {.data_dir = folder_ / "data", .name = kAggregator, .counters = &counters_});
     ASSERT_THAT(host, IsOk());
     host_ = *std::move(host);
     for (const auto& [run, key] : {std::pair(run_, kKey), std::pair(other_run_, kOtherKey)}) {

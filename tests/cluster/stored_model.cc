@@ -33,7 +33,7 @@ absl::StatusOr<std::vector<float>> ReadStoredModel(const std::string& folder,
     CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ShardStore> store,
                            ShardStore::Open(PosixFileSystem(), copy.path(), name));
     CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<VersionReader> shard,
-                           store->OpenVersion(run.run(), run.version()));
+                           store->versions().Open(run.run(), run.version()));
     char* const begin = reinterpret_cast<char*>(weights.data() + shard->span().begin);
     CADRE_RETURN_IF_ERROR(
         shard->Read(shard->span().begin, {begin, shard->span().size() * sizeof(float)}));

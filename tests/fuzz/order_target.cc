@@ -88,7 +88,8 @@ class Process {
 
  private:
   void Start() {
-    auto host = ShardHost::Open("/data", "agg-0", &counters_, kMaxClosedRuns, files_);
+    auto host = ShardHost::Open(
+        {.data_dir = "/data", .name = "agg-0", .counters = &counters_, .files = &files_});
     CHECK(host.ok()) << host.status();
     host_ = *std::move(host);
   }

@@ -58,9 +58,10 @@ class CodedRoundsTest : public ::testing::Test {
   }
   void Restart() {
     host_.reset();
-    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_, kMaxClosedRuns,
-                                PosixFileSystem(), RootedFiles::Unrestricted(), /*threads=*/2,
-                                /*archive=*/true);
+    ShardHost::Options options{folder_.path(), "agg-0", &counters_};
+    options.threads = 2;
+    options.archive = true;
+    auto host = ShardHost::Open(options);
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
     for (uint32_t group = 0; group < 2; ++group) {
@@ -256,7 +257,6 @@ void CodedRoundsTest::FollowFormulas(uint32_t fragments) {
       change_squared += double{mean[i] - exact[i]} * (mean[i] - exact[i]);
     }
     Replace(positions, left_out, &residual);
-
     const auto applied = host_->Apply(order);
     ASSERT_TRUE(applied.ok()) << applied.status();
     EXPECT_EQ(applied->error(), "");

@@ -28,7 +28,8 @@ TEST(OrderExecutionTest, BodyNameDoesNotShowValues) {
 class OpenOrderTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_);
+    auto host =
+        ShardHost::Open({.data_dir = folder_.path(), .name = "agg-0", .counters = &counters_});
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
   }

@@ -67,8 +67,8 @@ class ParallelRound {
 
   void Restart() {
     host_.reset();
-    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_, kMaxClosedRuns,
-                                PosixFileSystem(), RootedFiles::Unrestricted(), threads_);
+    auto host = ShardHost::Open(
+        {.data_dir = folder_.path(), .name = "agg-0", .counters = &counters_, .threads = threads_});
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
     for (uint32_t group = 0; group < kGroups; ++group) {

@@ -8,7 +8,7 @@
 namespace cadre::testing {
 
 RoundsServer::RoundsServer(const std::string& folder, RoundsServiceOptions options) {
-  auto host = ShardHost::Open(folder, "agg-0", &counters_);
+  auto host = ShardHost::Open({.data_dir = folder, .name = "agg-0", .counters = &counters_});
   EXPECT_TRUE(host.ok()) << host.status();
   host_ = *std::move(host);
   service_ = std::make_unique<RoundsService>(options, *host_, counters_);

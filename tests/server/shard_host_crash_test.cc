@@ -33,8 +33,12 @@ class ShardHostCrashTest : public ::testing::Test {
     Start();
   }
   void Start() {
-    auto host = ShardHost::Open("/data", "agg-0", &counters_, kMaxClosedRuns, *files_,
-                                RootedFiles::Unrestricted(), /*threads=*/1, /*archive=*/true);
+    auto host = ShardHost::Open({.data_dir = "/data",
+                                 .name = "agg-0",
+                                 .counters = &counters_,
+                                 .files = files_.get(),
+                                 .threads = 1,
+                                 .archive = true});
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
   }
@@ -266,8 +270,10 @@ TEST_F(ShardHostCrashTest, FailedStartKeepsFiles) {
     files_->EndProcess();
     const std::string path = "/data/run-1/" + file;
     files_->FailReads(path, EMFILE);
-    EXPECT_THAT(ShardHost::Open("/data", "agg-0", &counters_, kMaxClosedRuns, *files_),
-                IsError(absl::StatusCode::kResourceExhausted, path));
+    EXPECT_THAT(
+        ShardHost::Open(
+            {.data_dir = "/data", .name = "agg-0", .counters = &counters_, .files = files_.get()}),
+        IsError(absl::StatusCode::kResourceExhausted, path));
     files_->FailReads(path, 0);
     Start();
     EXPECT_EQ(host_->States()[0].version(), 1u);

@@ -43,12 +43,21 @@ class ShardHostTest : public ::testing::Test {
  protected:
   void SetUp() override { Restart(); }
 
-  // Starts a new host on the folder, as if the process had been killed and restarted.
-  void Restart() {
+  absl::StatusOr<std::unique_ptr<ShardHost>> HostOn(const std::string& folder,
+                                                    size_t keep = kMaxClosedRuns) {
+    return ShardHost::Open({folder, "agg-0", &counters_, keep});
+  }
+
+  void StartOn(const std::string& folder, size_t keep = kMaxClosedRuns) {
     host_.reset();
-    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_);
+    auto host = HostOn(folder, keep);
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
+  }
+
+  // Starts a new host on the folder, as if the process had been killed and restarted.
+  void Restart() {
+    ASSERT_NO_FATAL_FAILURE(StartOn(folder_.path()));
     // Keys are not stored: the coordinator sends them again.
     for (uint32_t group = 0; group < run_.groups; ++group) {
       host_->Fence(FenceOf(run_.run, group, run_.generation));
@@ -58,7 +67,7 @@ class ShardHostTest : public ::testing::Test {
   v1::RunOpened Open() {
     const auto opened = host_->OpenRun(run_.Open());
     EXPECT_TRUE(opened.ok()) << opened.status();
-    return opened.ok() ? *opened : v1::RunOpened();
+    return opened.value_or(v1::RunOpened());
   }
 
   absl::Status PutChunks(Staging& staging, const std::vector<float>& values, uint32_t until) {
@@ -180,7 +189,7 @@ TEST_F(ShardHostTest, ShardsTogetherHoldTheModel) {
   uint64_t sum = 0;
   for (uint32_t shard = 0; shard < 4; ++shard) {
     const TemporaryFolder folder;
-    auto host = ShardHost::Open(folder.path(), "agg-0", &counters_);
+    auto host = HostOn(folder.path());
     ASSERT_TRUE(host.ok());
     SmallRun part = run_;
     part.shards = 4;
@@ -269,9 +278,7 @@ TEST_F(ShardHostTest, BitsDoNotDependOnChunks) {
                                  {{.group = 2, .rank = 1, .samples = 2}, {0, cut}}};
     std::reverse(slices.begin(), slices.begin() + cut % 5);
     const TemporaryFolder folder;
-    auto host = ShardHost::Open(folder.path(), "agg-0", &counters_);
-    ASSERT_TRUE(host.ok());
-    host_ = *std::move(host);
+    StartOn(folder.path());
     Open();
     for (const Slice& slice : slices) {
       const std::vector<float> whole = model(slice.place.group);
@@ -572,12 +579,7 @@ class EndedRunsTest : public ShardHostTest {
     fs::last_write_time(folder_.path() + "/" + folder + "/run",
                         fs::file_time_type::clock::now() - std::chrono::seconds(seconds));
   }
-  void RestartKeeping(size_t runs) {
-    host_.reset();
-    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_, runs);
-    ASSERT_TRUE(host.ok()) << host.status();
-    host_ = *std::move(host);
-  }
+  void RestartKeeping(size_t runs) { StartOn(folder_.path(), runs); }
 };
 
 TEST_F(EndedRunsTest, OldestAreRemovedWhenARunEnds) {
@@ -1025,18 +1027,16 @@ TEST_F(ShardHostTest, UnsafeNamesAreRefused) {
 }
 
 TEST_F(ShardHostTest, FolderIsExclusive) {
-  const auto second = ShardHost::Open(folder_.path(), "agg-0", &counters_);
-  EXPECT_THAT(second,
+  EXPECT_THAT(HostOn(folder_.path()),
               IsError(absl::StatusCode::kFailedPrecondition, "in use by another aggregator"));
   host_.reset();
-  EXPECT_EQ(ShardHost::Open(folder_.path(), "agg-0", &counters_).status(), absl::OkStatus());
+  EXPECT_EQ(HostOn(folder_.path()).status(), absl::OkStatus());
 }
 
 TEST_F(ShardHostTest, UnusableFolderIsAnError) {
   WriteAll(folder_.path() + "/file", "x");
-  const auto host = ShardHost::Open(folder_.path() + "/file/data", "agg-0", &counters_);
-  EXPECT_FALSE(host.ok());
-  EXPECT_THAT(std::string(host.status().message()), HasSubstr("/file/data"));
+  const absl::Status opened = HostOn(folder_.path() + "/file/data").status();
+  EXPECT_THAT(std::string(opened.message()), HasSubstr("/file/data"));
 }
 
 // --- The full disk
@@ -1111,7 +1111,7 @@ TEST_F(ShardHostTest, ReassignedShardDropsOldPart) {
   Restart();
   EXPECT_THAT(host_->States(), IsEmpty()) << "version 0 of the old shard must not be used";
   const TemporaryFolder folder;
-  const auto fresh = ShardHost::Open(folder.path(), "agg-0", &counters_);
+  const auto fresh = HostOn(folder.path());
   ASSERT_TRUE(fresh.ok()) << fresh.status();
   EXPECT_EQ(Open().digest(), (*fresh)->OpenRun(run_.Open())->digest());
 }

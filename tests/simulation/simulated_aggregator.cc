@@ -71,7 +71,8 @@ void SimulatedAggregator::Start(bool move) {
   if (address_.empty() || move) address_ = absl::StrCat(name_, ":", process_);
   world_.Log(name_, "    starts at ", address_);
   if (world_.plant == Plant::kEarlyStaged) disk_.IgnoreSyncs("/stage-");
-  auto host = ShardHost::Open(kFolder, name_, &counters_, kMaxClosedRuns, disk_);
+  auto host = ShardHost::Open(
+      {.data_dir = kFolder, .name = name_, .counters = &counters_, .files = &disk_});
   if (!host.ok()) {
     world_.Violate(name_, " does not start: ", host.status().ToString());
     return;
@@ -163,7 +164,9 @@ void SimulatedAggregator::CheckThatDiskIsRefused(SimulatedAggregator& other) {
   // A lost folder is nobody's.
   if (!other.disk_.Exists(absl::StrCat(kFolder, "/.identity"))) return;
   const absl::Status status =
-      ShardHost::Open(kFolder, name_, &counters_, kMaxClosedRuns, other.disk_).status();
+      ShardHost::Open(
+          {.data_dir = kFolder, .name = name_, .counters = &counters_, .files = &other.disk_})
+          .status();
   other.disk_.EndProcess();
   if (!absl::IsFailedPrecondition(status)) {
     world_.Violate(name_, " starts with the disk of ", other.name_, ": ", status.ToString());
@@ -210,7 +213,7 @@ void SimulatedAggregator::DamageFile() {
 }
 
 bool SimulatedAggregator::Holds(const ContributionKey& key) {
-  const std::string path = absl::StrCat(kFolder, "/", ShardStore::ContributionName(key));
+  const std::string path = absl::StrCat(kFolder, "/", DataFolder::ContributionName(key));
   // The damage may precede the acknowledgement.
   if (damaged_.contains(path)) return true;
   const auto file = BlockFile::Open(disk_, path, Access::kRead);

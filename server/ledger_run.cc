@@ -1,0 +1,140 @@
+#include "server/ledger_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "model/validate.h"
+
+namespace cadre {
+namespace {
+
+// Whether the order has the run's coding in both directions.
+bool HasCoding(const RunTerms& terms, const v1::Apply& apply) {
+  const auto same = [](const std::optional<v1::Coding>& coding, bool has, const v1::Coding& other) {
+    return coding.has_value() == has &&
+           (!has || coding->SerializeAsString() == other.SerializeAsString());
+  };
+  return same(terms.up, apply.has_up(), apply.up()) &&
+         same(terms.down, apply.has_down(), apply.down());
+}
+
+// Whether the order names the group and generation of the contribution.
+bool Names(const v1::Apply& apply, const v1::ContributionHeader& header) {
+  return std::any_of(apply.participants().begin(), apply.participants().end(),
+                     [&](const v1::Participant& participant) {
+                       return participant.group() == header.group() &&
+                              participant.generation() == header.generation();
+                     });
+}
+
+}  // namespace
+
+Refused BeingRestored(const std::string& run) {
+  return {v1::REFUSAL_UNSPECIFIED, absl::StrCat("the shard of ", run, " is being restored")};
+}
+
+std::optional<uint32_t> LedgerRun::newest() const { return current ? current->version : hollow; }
+
+std::optional<Refused> LedgerRun::CheckIdentity(const v1::ContributionHeader& header) const {
+  if (header.lineage() != terms.lineage) {
+    return Refused{v1::REFUSAL_WRONG_LINEAGE,
+                   absl::StrCat("run ", terms.run, " has lineage ", terms.lineage,
+                                ", the contribution has ", header.lineage())};
+  }
+  if (header.group() >= kMaxGroups || header.rank() >= terms.ranks) {
+    return Malformed(absl::StrCat("group ", header.group(), ", rank ", header.rank(),
+                                  ": runs have groups 0 to ", kMaxGroups - 1,
+                                  ", this one ranks 0 to ", terms.ranks - 1));
+  }
+  // A seed is a version, not a difference.
+  const v1::Codec codec = header.seed() || !terms.up ? v1::CODEC_FP32 : terms.up->codec();
+  if (header.codec() != codec) {
+    return Malformed(absl::StrCat("the contribution has codec ", static_cast<int>(header.codec()),
+                                  ", the run has codec ", static_cast<int>(codec)));
+  }
+  return std::nullopt;
+}
+
+std::optional<Refused> LedgerRun::CheckRound(const v1::ContributionHeader& header) const {
+  if (auto refused = CheckGeneration(header.group(), header.generation())) return refused;
+  if (closed) {
+    return Refused{v1::REFUSAL_CLOSED_ROUND, absl::StrCat("run ", terms.run, " has ended")};
+  }
+  const uint32_t version = newest().value_or(0);
+  // The shard is behind the run: its newest version is lost. The coordinator will have it restored.
+  const bool ahead = header.round() > version + 1 && header.base_version() + 1 == header.round();
+  if (ahead) return BeingRestored(terms.run);
+  // A seed may arrive before the order that names it: it is the version itself, and other orders do
+  // not use it.
+  const bool left_out =
+      header.round() == closing.round() && !header.seed() && !Names(closing, header);
+  if (header.round() <= version || left_out) {
+    return Refused{v1::REFUSAL_CLOSED_ROUND,
+                   absl::StrCat("round ", header.round(), " is closed: ",
+                                left_out ? "its participants are decided"
+                                         : absl::StrCat("version ", version, " exists"))};
+  }
+  if (header.round() != version + 1 || header.base_version() != version) {
+    return Refused{
+        v1::REFUSAL_WRONG_BASE,
+        absl::StrCat("round ", version + 1, " accepts contributions computed from version ",
+                     version, ", not round ", header.round(), " from version ",
+                     header.base_version())};
+  }
+  return std::nullopt;
+}
+
+std::vector<ContributionKey> LedgerRun::Fence(uint32_t group, const GroupGeneration& generation) {
+  GroupGeneration& known = terms.generations[group];
+  const bool formed = generation.number == known.number && !known.key;
+  if (generation.number > known.number || formed) known = generation;
+  return contributions.DropIf([&](const ContributionKey& key, const Contribution& contribution) {
+    return key.group == group && key.generation < known.number && !contribution.durable;
+  });
+}
+
+std::optional<Refused> LedgerRun::CheckGeneration(uint32_t group, uint32_t generation) const {
+  const auto found = terms.generations.find(group);
+  const GroupGeneration known =
+      found == terms.generations.end() ? GroupGeneration() : found->second;
+  if (generation < known.number) {
+    return Refused{v1::REFUSAL_STALE_GENERATION,
+                   absl::StrCat("generation ", generation, " of group ", group,
+                                " has ended; the lowest accepted one is ", known.number)};
+  }
+  if (generation == known.number && known.key) return std::nullopt;
+  return Refused{v1::REFUSAL_UNSPECIFIED,
+                 absl::StrCat("generation ", generation, " of group ", group, " of ", terms.run,
+                              " is not known here yet")};
+}
+
+std::optional<Refused> LedgerRun::CheckOrder(const v1::Apply& apply) const {
+  const uint32_t version = *newest();
+  if (closed || apply.round() <= version) {
+    return Refused{v1::REFUSAL_CLOSED_ROUND,
+                   absl::StrCat("round ", apply.round(), ": version ", version, " exists",
+                                closed ? " and the run has ended" : "")};
+  }
+  if (apply.round() != version + 1) {
+    return Refused{v1::REFUSAL_WRONG_BASE,
+                   absl::StrCat("round ", apply.round(), " cannot follow version ", version)};
+  }
+  if (!apply.seed() && !HasCoding(terms, apply)) {
+    return Malformed(absl::StrCat("round ", apply.round(),
+                                  " is ordered with another coding than that of the run"));
+  }
+  if (apply.fragment() > 0 && (terms.fragments == 1 || apply.fragment() > terms.fragments)) {
+    return Malformed(absl::StrCat("round ", apply.round(), " is ordered with fragment ",
+                                  apply.fragment(), "; the run has ", terms.fragments));
+  }
+  const bool needs_values = apply.has_outer() || apply.has_down() || apply.fragment() > 0 ||
+                            (apply.has_up() && !apply.seed());
+  if (hollow && needs_values) {
+    return Malformed(absl::StrCat("round ", apply.round(), " requires the values of version ",
+                                  version, ", which this shard does not have"));
+  }
+  return std::nullopt;
+}
+
+}  // namespace cadre

@@ -1,0 +1,47 @@
+// What the ledger (ledger.h) knows of one run.
+//
+// Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/rounds.pb.h"
+#include "server/contributions.h"
+#include "server/ledger_values.h"
+#include "tensor/interval.h"
+
+namespace cadre {
+
+Refused BeingRestored(const std::string& run);
+
+struct LedgerRun {
+  RunTerms terms;
+  Interval span;
+  bool closed = false;
+  std::optional<StoredVersion> current;
+  std::optional<StoredVersion> previous;
+  // Only without `current`.
+  std::optional<uint32_t> hollow;
+  // The last Apply; contributions of others to its round are refused.
+  v1::Apply closing;
+  bool applying = false;
+  Contributions contributions;
+
+  // The version that the next round follows, stored or hollow; nothing before version 0.
+  std::optional<uint32_t> newest() const;
+  // Each of these checks one aspect of a header, or of an order, and returns the refusal, if any.
+  std::optional<Refused> CheckIdentity(const v1::ContributionHeader& header) const;
+  std::optional<Refused> CheckRound(const v1::ContributionHeader& header) const;
+  std::optional<Refused> CheckGeneration(uint32_t group, uint32_t generation) const;
+  // Requires: there is a newest version, and that of the order is not stored.
+  std::optional<Refused> CheckOrder(const v1::Apply& apply) const;
+  // Fences older generations of the group. Their incomplete contributions are obsolete and are
+  // returned; complete ones may have been committed.
+  std::vector<ContributionKey> Fence(uint32_t group, const GroupGeneration& generation);
+};
+
+}  // namespace cadre
