@@ -101,8 +101,7 @@ absl::StatusOr<Value> Translator::Image(const Value& value) {
   if (draft.form == Draft::Form::kImage) {
     return Unsupported(absl::StrCat(
         "its input is ", Describe(value), ", of which the elements are rearranged",
-        RearrangedBy(value),
-        "; it must be an image [samples, channels, height, width] as ",
+        RearrangedBy(value), "; it must be an image [samples, channels, height, width] as ",
         plain.root == 0 ? "the input of the graph: export the network for inputs in this order"
                         : "an operator has computed it"));
   }

@@ -27,6 +27,12 @@ absl::Status MaskTooLarge() {
   return Unsupported("its mask has too many elements; export the network with one sample");
 }
 
+absl::Status MaskMisused() {
+  return Unsupported(
+      "its input is a mask of padding, which only the scores of an attention can use; give other "
+      "inputs of the graph, such as segments, fixed values before the export");
+}
+
 // One array of a mask as known numbers.
 Value NumbersOfMask(const Value& value, Array array) {
   return {.kind = Value::Kind::kNumbers,
@@ -72,11 +78,11 @@ Value Translator::IsToken(const Value& tokens, int64_t id) const {
 }
 
 // Comparisons that are true, or false, of one whole number alone.
-Translator::Results Translator::CompareTokens(const onnx::Node& node,
-                                              const std::vector<Value>& in) {
+absl::StatusOr<Value> Translator::CompareTokens(const onnx::Node& node,
+                                                const std::vector<Value>& in) {
   static const auto& comparisons =
       *new std::set<std::string>{"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"};
-  if (comparisons.count(node.op_type()) == 0 || in.size() != 2) return absl::NotFoundError("");
+  if (comparisons.count(node.op_type()) == 0 || in.size() != 2) return NotSupported();
   const int at = in[0].is_activation() ? 0 : 1;
   const auto scalar = AsScalar(in[1 - at]);
   const absl::Status misfit = Unsupported(
@@ -97,11 +103,10 @@ Translator::Results Translator::CompareTokens(const onnx::Node& node,
   }
   if (different.size() != 1) return misfit;
   const Value is_token = IsToken(in[at], static_cast<int64_t>(*different.begin()));
-  if (others == 0) return One(is_token);
+  if (others == 0) return is_token;
   onnx::Node inverse;
   inverse.set_op_type("Not");
-  CADRE_ASSIGN_OR_RETURN(Value mask, FoldMasks(inverse, {is_token}));
-  return One(std::move(mask));
+  return FoldMasks(inverse, {is_token});
 }
 
 absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::vector<Value>& in) {
@@ -110,7 +115,7 @@ absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::v
   const std::string& op = node.op_type();
   const bool selects = selections.count(op) > 0;
   if (!selects && op != "Cast" && op != "Where" && !FunctionOf(node, true)) {
-    return absl::NotFoundError("");
+    return MaskMisused();
   }
   std::optional<int64_t> id;
   std::vector<Value> on, off, token;
@@ -118,14 +123,14 @@ absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::v
     const Value& value = in[i];
     if (!value.is_mask()) {
       const auto numbers = AsNumbers(value);
-      if (!numbers) return absl::NotFoundError("");
+      if (!numbers) return MaskMisused();
       on.push_back(*numbers);
       off.push_back(*numbers);
       const bool indices = selects && op != "Concat" && i > 0;
       token.push_back(indices ? *numbers : NoTokens(value.view));
       continue;
     }
-    if (selects && op != "Concat" && i > 0) return absl::NotFoundError("");
+    if (selects && op != "Concat" && i > 0) return MaskMisused();
     if (id && *id != value.mask->id) return Unsupported("its masks are of different tokens");
     id = value.mask->id;
     const int64_t elements = value.view.elements();
@@ -248,7 +253,7 @@ absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
       return Unsupported("the second input is 1 for padding in one attention, and 0 in another");
     }
     one_is_padding_ = *hides_on;
-    padding = *options_.padding_token;
+    padding = *padding_token_;
   } else {
     padding = static_cast<uint32_t>(added.mask->id);
     if (!*hides_on) return Unsupported(absl::StrCat("its mask hides all tokens but ", padding));
