@@ -5,6 +5,24 @@
 // state from which row, and which feature of a row, the element of a head comes. Reading the
 // projections' weights through the same strides gives the engine's weights [heads, 3, head
 // features, features], whatever order of heads, queries, keys and values the framework has.
+//
+// The pattern, as exporters write it, and what each operator becomes:
+//
+//   q, k, v = x * W + b     fully connected drafts, rearranged as views (Reshape, Transpose, Split)
+//   scores = q * k^T        Scores: a value of kind kAttention, with both views
+//   scores * scale + mask   OfAttention: the scale is a factor, the mask hides keys
+//                           (translate_masks.cc)
+//   softmax(scores)         Softmax: from here on only the product with the values may follow
+//   probabilities * v       Context: a draft of the layer attention, with the parameters of q, k, v
+//   context * W' + b'       OutputProjection and AddParameter: complete the draft
+//
+// Invariants: the three projections have the same input, and equal numbers of heads and of features
+// of a head; a row of a projection is one token, and heads do not share features. The scale is one
+// over the root of the features of a head. The drafts of the projections stay, but nothing depends
+// on them unless another operator uses them.
+//
+// Limits: cross-attention, projections without bias, grouped keys, dropout of probabilities and
+// masks other than causal and padding are refused, each with the values that do not fit.
 #include <algorithm>
 #include <cmath>
 

@@ -91,6 +91,43 @@ absl::StatusOr<Sides> PaddingOf(const onnx::Node& node, Sides extent, Sides wind
   return Sides(pads[0], pads[1]);
 }
 
+// `layer`: a convolution or a pooling.
+template <typename Layer>
+void SetKernelAndPadding(Sides kernel, Sides padding, Layer& layer) {
+  if (kernel.first == kernel.second) {
+    layer.set_kernel(kernel.first);
+  } else {
+    layer.set_kernel_height(kernel.first);
+    layer.set_kernel_width(kernel.second);
+  }
+  if (padding.first == padding.second) {
+    layer.set_padding(padding.first);
+  } else {
+    layer.set_padding_height(padding.first);
+    layer.set_padding_width(padding.second);
+  }
+}
+
+// A convolution of one position is a fully connected layer. `plain`: the plain `input`.
+absl::StatusOr<Value> ConvolutionOfFeatures(Translator& t, const Value& input, const Value& plain,
+                                            const Value& weight, const Value& bias) {
+  Value x = plain, w = weight;
+  const int64_t features = t.drafts()[plain.root].features, outputs = weight.view.size(0);
+  const auto rows = x.view.Reshaped({t.batch(), features});
+  if (!rows || weight.view.size(1) != features) {
+    return Unsupported(absl::StrCat("its weight is ", t.Describe(weight), ", and its input is ",
+                                    t.Describe(input), ": they do not fit"));
+  }
+  x.view = *rows;
+  w.view = *w.view.Reshaped({outputs, weight.view.size(1)});
+  CADRE_ASSIGN_OR_RETURN(Value y, FullyConnected(t, x, w));
+  if (bias.kind != Value::Kind::kUnknown) {
+    CADRE_ASSIGN_OR_RETURN(y, AddParameter(t, y, bias));
+  }
+  y.view = *y.view.Reshaped({t.batch(), outputs, 1, 1});
+  return y;
+}
+
 }  // namespace
 
 absl::StatusOr<Value> Convolution(Translator& t, const onnx::Node& node, const Inputs& in) {
@@ -125,20 +162,7 @@ absl::StatusOr<Value> Convolution(Translator& t, const onnx::Node& node, const I
   // The result of global pooling is [features] here: a convolution of one position.
   if (before.form == Draft::Form::kFeatures && plain.view.rank() == 4 && weight[2] == 1 &&
       weight[3] == 1 && groups == 1 && stride == 1 && padding == Sides(0, 0)) {
-    Value x = plain, w = in[1];
-    const auto rows = x.view.Reshaped({t.batch(), before.features});
-    if (!rows || weight[1] != before.features) {
-      return Unsupported(absl::StrCat("its weight is ", t.Describe(in[1]), ", and its input is ",
-                                      t.Describe(in[0]), ": they do not fit"));
-    }
-    x.view = *rows;
-    w.view = *w.view.Reshaped({weight[0], weight[1]});
-    CADRE_ASSIGN_OR_RETURN(Value y, FullyConnected(t, x, w));
-    if (bias.kind != Value::Kind::kUnknown) {
-      CADRE_ASSIGN_OR_RETURN(y, AddParameter(t, y, bias));
-    }
-    y.view = *y.view.Reshaped({t.batch(), weight[0], 1, 1});
-    return y;
+    return ConvolutionOfFeatures(t, in[0], plain, in[1], bias);
   }
   CADRE_ASSIGN_OR_RETURN(const Value x, t.Image(plain));
   if (before.channels != weight[1] * groups || weight[0] % groups != 0) {
@@ -156,19 +180,8 @@ absl::StatusOr<Value> Convolution(Translator& t, const onnx::Node& node, const I
   }
   v1::Convolution& conv = *draft.layer.mutable_convolution();
   conv.set_out_channels(weight[0]);
-  if (weight[2] == weight[3]) {
-    conv.set_kernel(weight[2]);
-  } else {
-    conv.set_kernel_height(weight[2]);
-    conv.set_kernel_width(weight[3]);
-  }
+  SetKernelAndPadding(Sides(weight[2], weight[3]), padding, conv);
   if (stride != 1) conv.set_stride(stride);
-  if (padding.first == padding.second) {
-    conv.set_padding(padding.first);
-  } else {
-    conv.set_padding_height(padding.first);
-    conv.set_padding_width(padding.second);
-  }
   if (dilation != 1) conv.set_dilation(dilation);
   if (groups != 1) conv.set_groups(groups);
   CADRE_ASSIGN_OR_RETURN(DraftParameter filters, t.WholeParameter("weight", Shape(weight), in[1]));
@@ -227,24 +240,12 @@ absl::StatusOr<Value> Pool(Translator& t, const onnx::Node& node, const Inputs& 
   }
   v1::Pooling& pool =
       average ? *draft.layer.mutable_average_pool() : *draft.layer.mutable_max_pool();
-  const auto is_square = [](const auto& sides) { return sides.first == sides.second; };
-  if (is_square(kernel)) {
-    pool.set_kernel(kernel.first);
-  } else {
-    pool.set_kernel_height(kernel.first);
-    pool.set_kernel_width(kernel.second);
-  }
-  if (is_square(stride)) {
+  SetKernelAndPadding(kernel, padding, pool);
+  if (stride.first == stride.second) {
     pool.set_stride(stride.first);
   } else {
     pool.set_stride_height(stride.first);
     pool.set_stride_width(stride.second);
-  }
-  if (is_square(padding)) {
-    pool.set_padding(padding.first);
-  } else {
-    pool.set_padding_height(padding.first);
-    pool.set_padding_width(padding.second);
   }
   if (counts) pool.set_count_padding(true);
   if (ceil) pool.set_ceil_mode(true);

@@ -7,6 +7,18 @@
 // everywhere, and for those whose condition holds nowhere. A third array states the token on which
 // each element depends. At the scores of an attention, the elements must be 0 or at most -10,000,
 // and those that depend on a token must hide that token's key.
+//
+// Invariants of a mask: each element depends on one token at most, and all elements on the same
+// condition; an element that is equal in both arrays depends on none. Operators on two masks of
+// different conditions are refused, and so are elements that would depend on two tokens.
+//
+// What the elements [..., queries, keys] that are added to scores may be: those that depend on no
+// token are all 0, or hide exactly the keys after the query (causal); those that do
+// depend on one hide its key and no other. Each sample must have the mask of its own tokens: the
+// samples of the scores come from the view of the queries (SamplesOfScores).
+//
+// Cost: three times the elements of the mask for each operator, which the budget `foldable_` limits
+// for the whole file.
 #include <algorithm>
 #include <cmath>
 #include <set>

@@ -112,6 +112,46 @@ absl::StatusOr<Value> FullyConnected(Translator& t, const Value& x, const Value&
 
 namespace {
 
+// A bias [tokens, features], possibly the same for all samples or for all tokens. `rows`: of `x`.
+absl::StatusOr<Value> AddPerToken(Translator& t, const Value& x, const Value& rows,
+                                  const Value& bias) {
+  const Draft before = t.drafts()[rows.root];
+  const int64_t features = before.features;
+  const absl::Status misfit = Unsupported(absl::StrCat(
+      "it adds ", t.Describe(bias), " to ", t.Describe(x),
+      "; a bias of rows must be [features] or [tokens, features]: here ", features, " features"));
+  if (before.form != Draft::Form::kRows || !(rows.view == t.Whole(rows.root).view)) return misfit;
+  auto wide = bias.view.Expanded({t.batch(), before.tokens, features});
+  if (!wide || wide->sizes() != std::vector<int64_t>{t.batch(), before.tokens, features}) {
+    return misfit;
+  }
+  const View once = wide->Selected(0, 0);
+  const auto repeats = [](const std::vector<Factor>& factors) {
+    return factors.empty() || (factors.size() == 1 && factors[0].stride == 0);
+  };
+  if (!repeats(wide->factors(0))) return misfit;
+  const bool all_tokens = repeats(once.factors(0));
+  Draft draft;
+  if (all_tokens && before.tokens > 1) {
+    draft.layer.mutable_bias();
+    draft.parameters.push_back(
+        ParameterOf("bias", Shape{features}, bias.root, once.Selected(0, 0)));
+    return t.OnRows(rows, std::move(draft), features);
+  }
+  if (before.layer.has_embedding() && !before.layer.embedding().positions()) {
+    draft = before;
+    draft.layer.mutable_embedding()->set_positions(true);
+    draft.parameters.push_back(
+        ParameterOf("positions", Shape{before.tokens, features}, bias.root, once));
+    Value result = rows;
+    result.root = t.AddDraft(std::move(draft));
+    return result;
+  }
+  draft.layer.mutable_bias()->set_per_token(true);
+  draft.parameters.push_back(ParameterOf("bias", Shape{before.tokens, features}, bias.root, once));
+  return t.OnRows(rows, std::move(draft), features);
+}
+
 // Converters of TensorFlow and Paddle add the bias of a convolution as [1, channels, 1, 1]. Nothing
 // if `x` is not an image, or `bias` has other extents that rows may take.
 absl::StatusOr<std::optional<Value>> AddToChannels(Translator& t, const Value& x,
@@ -188,39 +228,7 @@ absl::StatusOr<Value> AddParameter(Translator& t, const Value& x, const Value& b
     result.root = t.AddDraft(std::move(draft));
     return result;
   }
-  const absl::Status misfit = Unsupported(absl::StrCat(
-      "it adds ", t.Describe(bias), " to ", t.Describe(x),
-      "; a bias of rows must be [features] or [tokens, features]: here ", features, " features"));
-  if (before.form != Draft::Form::kRows || !(rows.view == t.Whole(rows.root).view)) return misfit;
-  // [tokens, features], possibly the same for all samples or for all tokens.
-  auto wide = bias.view.Expanded({t.batch(), before.tokens, features});
-  if (!wide || wide->sizes() != std::vector<int64_t>{t.batch(), before.tokens, features}) {
-    return misfit;
-  }
-  const View once = wide->Selected(0, 0);
-  const auto repeats = [](const std::vector<Factor>& factors) {
-    return factors.empty() || (factors.size() == 1 && factors[0].stride == 0);
-  };
-  if (!repeats(wide->factors(0))) return misfit;
-  const bool all_tokens = repeats(once.factors(0));
-  Draft draft;
-  if (all_tokens && before.tokens > 1) {
-    draft.layer.mutable_bias();
-    draft.parameters.push_back(
-        ParameterOf("bias", Shape{features}, bias.root, once.Selected(0, 0)));
-    return t.OnRows(rows, std::move(draft), features);
-  }
-  if (before.layer.has_embedding() && !before.layer.embedding().positions()) {
-    draft = before;
-    draft.layer.mutable_embedding()->set_positions(true);
-    draft.parameters.push_back(
-        ParameterOf("positions", Shape{before.tokens, features}, bias.root, once));
-    result.root = t.AddDraft(std::move(draft));
-    return result;
-  }
-  draft.layer.mutable_bias()->set_per_token(true);
-  draft.parameters.push_back(ParameterOf("bias", Shape{before.tokens, features}, bias.root, once));
-  return t.OnRows(rows, std::move(draft), features);
+  return AddPerToken(t, x, rows, bias);
 }
 
 absl::StatusOr<Value> AddOrMultiply(Translator& t, const onnx::Node& node, Value a, Value b) {
@@ -272,6 +280,53 @@ absl::StatusOr<Value> AddOrMultiply(Translator& t, const onnx::Node& node, Value
   return result;
 }
 
+namespace {
+
+// Rows of a table of parameters by fixed numbers: consecutive rows, or one row, for all samples.
+absl::StatusOr<Value> SelectRows(Translator& t, const Value& table, const Value& selected) {
+  const int64_t rows = table.view.size(0), features = table.view.size(1);
+  const auto indices = t.AsIntegers(selected);
+  if (!indices || indices->empty()) {
+    return Unsupported(absl::StrCat("it selects ", selected.view.elements(),
+                                    " rows; 1 to 1024 can be selected by fixed numbers"));
+  }
+  for (const int64_t index : *indices) {
+    if (index < 0 || index >= rows) {
+      return Unsupported(absl::StrCat("it selects row ", index, " of ", t.Describe(table)));
+    }
+  }
+  // Consecutive rows, or one row, for all samples.
+  const std::vector<int64_t> dims = selected.view.sizes();
+  const int64_t count = dims.empty() ? 1 : dims.back();
+  const int64_t step = count > 1 ? (*indices)[1] - (*indices)[0] : 0;
+  const int64_t first = (*indices)[0];
+  for (size_t i = 0; i < indices->size(); ++i) {
+    if ((*indices)[i] != first + step * static_cast<int64_t>(i % count)) {
+      return Unsupported("only consecutive rows, or one row, can be selected by fixed numbers");
+    }
+  }
+  if (step < 0 || step > 1 || first < 0 || first + step * (count - 1) >= rows) {
+    return Unsupported(
+        absl::StrCat("it selects rows that are not consecutive in ", t.Describe(table)));
+  }
+  Value result = table;
+  const View from = *table.view.Sliced(0, first, first + step * (count - 1) + 1);
+  std::vector<int64_t> sizes(dims);
+  sizes.push_back(features);
+  const auto base = step == 0 ? from.Expanded({count, features}) : std::optional<View>(from);
+  std::vector<int64_t> aligned(dims.size() > 1 ? dims.size() - 1 : 0, 1);
+  aligned.push_back(count);
+  aligned.push_back(features);
+  if (dims.empty()) aligned = {features};
+  const auto shaped = base ? base->Reshaped(aligned) : std::nullopt;
+  const auto view = shaped ? shaped->Expanded(sizes) : std::nullopt;
+  if (!view) return Unsupported("the selected rows do not fit");
+  result.view = *view;
+  return result;
+}
+
+}  // namespace
+
 // A table and tokens: an embedding. A table and fixed numbers: rows of the table.
 absl::StatusOr<Value> Gather(Translator& t, const onnx::Node& node, const Inputs& in) {
   if (in.size() != 2 || !in[0].is_parameter() || in[0].view.rank() != 2 ||
@@ -281,46 +336,7 @@ absl::StatusOr<Value> Gather(Translator& t, const onnx::Node& node, const Inputs
                                     "; only rows of a table of parameters can be selected"));
   }
   const int64_t rows = in[0].view.size(0), features = in[0].view.size(1);
-  if (in[1].is_numbers()) {
-    const auto indices = t.AsIntegers(in[1]);
-    if (!indices || indices->empty()) {
-      return Unsupported(absl::StrCat("it selects ", in[1].view.elements(),
-                                      " rows; 1 to 1024 can be selected by fixed numbers"));
-    }
-    for (const int64_t index : *indices) {
-      if (index < 0 || index >= rows) {
-        return Unsupported(absl::StrCat("it selects row ", index, " of ", t.Describe(in[0])));
-      }
-    }
-    // Consecutive rows, or one row, for all samples.
-    const std::vector<int64_t> dims = in[1].view.sizes();
-    const int64_t count = dims.empty() ? 1 : dims.back();
-    const int64_t step = count > 1 ? (*indices)[1] - (*indices)[0] : 0;
-    const int64_t first = (*indices)[0];
-    for (size_t i = 0; i < indices->size(); ++i) {
-      if ((*indices)[i] != first + step * static_cast<int64_t>(i % count)) {
-        return Unsupported("only consecutive rows, or one row, can be selected by fixed numbers");
-      }
-    }
-    if (step < 0 || step > 1 || first < 0 || first + step * (count - 1) >= rows) {
-      return Unsupported(
-          absl::StrCat("it selects rows that are not consecutive in ", t.Describe(in[0])));
-    }
-    Value result = in[0];
-    const View from = *in[0].view.Sliced(0, first, first + step * (count - 1) + 1);
-    std::vector<int64_t> sizes(dims);
-    sizes.push_back(features);
-    const auto base = step == 0 ? from.Expanded({count, features}) : std::optional<View>(from);
-    std::vector<int64_t> aligned(dims.size() > 1 ? dims.size() - 1 : 0, 1);
-    aligned.push_back(count);
-    aligned.push_back(features);
-    if (dims.empty()) aligned = {features};
-    const auto shaped = base ? base->Reshaped(aligned) : std::nullopt;
-    const auto view = shaped ? shaped->Expanded(sizes) : std::nullopt;
-    if (!view) return Unsupported("the selected rows do not fit");
-    result.view = *view;
-    return result;
-  }
+  if (in[1].is_numbers()) return SelectRows(t, in[0], in[1]);
   if (!in[1].is_activation() || in[1].function ||
       t.drafts()[in[1].root].form != Draft::Form::kTokens ||
       !(in[1].view == t.Whole(in[1].root).view)) {

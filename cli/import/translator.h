@@ -178,6 +178,9 @@ class Translator {
   // The sample of each part [queries, keys] of the scores of an attention.
   absl::StatusOr<std::vector<int64_t>> SamplesOfScores(const Attention& attention);
   // --- translate_access.cc ---
+  // A value of an image with its channels last as that of a layer to_tokens; nothing for other
+  // orders.
+  std::optional<Value> TokensOfImage(Value plain);
   // " by operator Transpose of node 'x' (its attribute perm is [0, 3, 1, 2])": the node that
   // computed `value`, an input of the node that is translated; empty if there is none.
   std::string RearrangedBy(const Value& value) const;
