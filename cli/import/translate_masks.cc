@@ -183,21 +183,23 @@ absl::StatusOr<std::vector<int64_t>> Translator::SamplesOfScores(const Attention
   return samples;
 }
 
-absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
-  Value on, off, token;
+absl::StatusOr<Translator::MaskArrays> Translator::ArraysOf(const Value& added) {
   if (added.is_mask()) {
     if (added.view.elements() > foldable_) return MaskTooLarge();
     foldable_ -= added.view.elements();
-    on = NumbersOfMask(added, &Mask::on);
-    off = NumbersOfMask(added, &Mask::off);
-    token = NumbersOfMask(added, &Mask::token);
-  } else if (const auto numbers = AsNumbers(added)) {
-    on = off = *numbers;
-    token = NoTokens(numbers->view);
-  } else {
-    return Unsupported(absl::StrCat("it adds ", Describe(added),
-                                    " to the scores of an attention, which is not a mask"));
+    return MaskArrays{NumbersOfMask(added, &Mask::on), NumbersOfMask(added, &Mask::off),
+                      NumbersOfMask(added, &Mask::token)};
   }
+  if (const auto numbers = AsNumbers(added)) {
+    return MaskArrays{*numbers, *numbers, NoTokens(numbers->view)};
+  }
+  return Unsupported(absl::StrCat("it adds ", Describe(added),
+                                  " to the scores of an attention, which is not a mask"));
+}
+
+absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
+  CADRE_ASSIGN_OR_RETURN(const auto arrays, ArraysOf(added));
+  const auto& [on, off, token] = arrays;
   // [..., queries, keys], of the scores and of the mask.
   const int rank = attention.queries.view.rank();
   std::vector<int64_t> sizes = attention.queries.view.sizes();
@@ -259,16 +261,20 @@ absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
     every_key = every_key && sample_of[parts[i]] == samples[i];
   }
   if (!every_key) return Unsupported("its mask does not hide the padding of every sample");
+  return SetPadding(added.mask->id, *hides_on, attention);
+}
+
+absl::Status Translator::SetPadding(int64_t id, bool hides_on, Attention& attention) {
   uint32_t padding = 0;
-  if (added.mask->id == Mask::kInput) {
-    if (one_is_padding_.value_or(*hides_on) != *hides_on) {
+  if (id == Mask::kInput) {
+    if (one_is_padding_.value_or(hides_on) != hides_on) {
       return Unsupported("the second input is 1 for padding in one attention, and 0 in another");
     }
-    one_is_padding_ = *hides_on;
+    one_is_padding_ = hides_on;
     padding = *padding_token_;
   } else {
-    padding = static_cast<uint32_t>(added.mask->id);
-    if (!*hides_on) return Unsupported(absl::StrCat("its mask hides all tokens but ", padding));
+    padding = static_cast<uint32_t>(id);
+    if (!hides_on) return Unsupported(absl::StrCat("its mask hides all tokens but ", padding));
   }
   if (attention.padding_token.value_or(padding) != padding) {
     return Unsupported("its masks are of different tokens");

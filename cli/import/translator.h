@@ -175,6 +175,14 @@ class Translator {
   // --- translate_masks.cc ---
   // A comparison of tokens with a number.
   absl::StatusOr<Value> CompareTokens(const onnx::Node& node, const std::vector<Value>& in);
+  // Numbers or a mask as three arrays of numbers, like those of Mask.
+  struct MaskArrays {
+    Value on, off, token;
+  };
+  absl::StatusOr<MaskArrays> ArraysOf(const Value& added);
+  // Hides the keys of the token of a mask with the id from all queries of the attention.
+  // `hides_on`: keys are hidden where the mask's condition holds.
+  absl::Status SetPadding(int64_t id, bool hides_on, Attention& attention);
   // The sample of each part [queries, keys] of the scores of an attention.
   absl::StatusOr<std::vector<int64_t>> SamplesOfScores(const Attention& attention);
   // --- translate_access.cc ---
