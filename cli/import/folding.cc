@@ -30,21 +30,28 @@ class Folder {
   Folder(const onnx::Node& node, const std::vector<Value>& inputs)
       : node_(node), inputs_(inputs), attributes_(node) {}
 
-  absl::StatusOr<Value> Run() {
-    const std::string& op = node_.op_type();
-    if (op == "Shape") return Shape();
-    if (op == "Size") return Vector({static_cast<double>(inputs_[0].view.elements())}, {});
-    if (op == "Range") return Range();
-    if (op == "ConstantOfShape") return ConstantOfShape();
-    if (op == "Where") return Where();
-    if (op == "Gather") return Gather();
-    if (op == "GatherND") return GatherNd();
-    if (op == "GatherElements") return GatherElements();
-    if (op == "Concat") return Concat();
-    if (op == "CumSum") return CumSum();
-    if (op == "Trilu") return Trilu();
-    if (op == "Cast" || op == "CastLike") return Cast();
-    return Elementwise();
+  using Function = absl::StatusOr<Value> (Folder::*)();
+
+  // Null for operators that are not folded.
+  static Function FunctionFor(const onnx::Node& node) {
+    static const auto& functions = *new std::map<std::string, Function>{
+        {"Cast", &Folder::Cast},
+        {"CastLike", &Folder::Cast},
+        {"Concat", &Folder::Concat},
+        {"ConstantOfShape", &Folder::ConstantOfShape},
+        {"CumSum", &Folder::CumSum},
+        {"Gather", &Folder::Gather},
+        {"GatherElements", &Folder::GatherElements},
+        {"GatherND", &Folder::GatherNd},
+        {"Range", &Folder::Range},
+        {"Shape", &Folder::Shape},
+        {"Size", &Folder::Size},
+        {"Trilu", &Folder::Trilu},
+        {"Where", &Folder::Where},
+    };
+    const auto found = functions.find(node.op_type());
+    if (found != functions.end()) return found->second;
+    return FunctionOf(node, /*integer=*/false) ? &Folder::Elementwise : nullptr;
   }
 
  private:
@@ -63,6 +70,10 @@ class Folder {
 
   absl::StatusOr<Value> Vector(std::vector<double> numbers, std::vector<int64_t> dims) {
     return NumbersOf(dims, std::move(numbers), true);
+  }
+
+  absl::StatusOr<Value> Size() {
+    return Vector({static_cast<double>(inputs_[0].view.elements())}, {});
   }
 
   absl::StatusOr<Value> Shape() {
@@ -140,7 +151,6 @@ class Folder {
     bool integer = true;
     for (const Value& value : inputs_) integer = integer && value.integer;
     const NumberFunction function = FunctionOf(node_, integer);
-    if (!function) return absl::NotFoundError("not folded");
     if (inputs_.empty()) return Misfit();
     std::vector<int64_t> dims;
     CADRE_ASSIGN_OR_RETURN(auto all, Broadcast(&dims));
@@ -385,9 +395,10 @@ size_t OperandsOf(const std::string& op) {
 
 bool IsVariadic(const std::string& op) { return op == "Sum" || op == "Max" || op == "Min"; }
 
+bool IsFolded(const onnx::Node& node) { return Folder::FunctionFor(node) != nullptr; }
+
 absl::StatusOr<Value> Fold(const onnx::Node& node, const std::vector<Value>& inputs) {
-  if (inputs.empty()) return absl::NotFoundError("not folded");
-  return Folder(node, inputs).Run();
+  return (Folder(node, inputs).*Folder::FunctionFor(node))();
 }
 
 Value NumbersOf(const std::vector<int64_t>& dims, std::vector<double> numbers, bool integer) {

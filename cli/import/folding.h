@@ -27,8 +27,11 @@ size_t OperandsOf(const std::string& op);
 // Whether it takes any number of operands, two at a time.
 bool IsVariadic(const std::string& op);
 
-// The result of an operator that only depends on known numbers. Errors: NotFound for operators that
-// are not folded; InvalidArgument for inputs that do not fit.
+// Whether the operator is evaluated if its inputs are known numbers.
+bool IsFolded(const onnx::Node& node);
+
+// The result of an operator that only depends on known numbers. Requires: IsFolded, and an input.
+// Errors: InvalidArgument for inputs that do not fit.
 absl::StatusOr<Value> Fold(const onnx::Node& node, const std::vector<Value>& inputs);
 
 }  // namespace cadre

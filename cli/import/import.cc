@@ -253,6 +253,38 @@ absl::StatusOr<std::string> ScoresOf(const onnx::Graph& graph, const ImportOptio
       ", and a model has one; name that with the scores by --scores=NAME, without its softmax"));
 }
 
+// Whether no run is empty, and steps from one position to another do not overflow.
+bool HasPossibleSteps(const v1::OriginalTensor& original) {
+  const auto is_stride = [](int64_t stride) {
+    return stride >= -kMaxExportedElements && stride <= kMaxExportedElements;
+  };
+  return std::all_of(original.size().begin(), original.size().end(),
+                     [](int64_t size) { return size >= 1; }) &&
+         std::all_of(original.stride().begin(), original.stride().end(), is_stride) &&
+         std::all_of(original.parameter_stride().begin(), original.parameter_stride().end(),
+                     is_stride);
+}
+
+// Copies the elements of the runs from run `d` on, which begin at position `from` of the parameter
+// and `to` of the tensor, and marks them in `done`. Returns false at a position outside either;
+// that each run begins inside keeps the sums from overflowing.
+bool CopyRuns(const v1::OriginalTensor& original, int d, int64_t from, int64_t to,
+              const std::vector<float>& parameter, std::vector<float>& tensor,
+              std::vector<bool>& done) {
+  if (from < 0 || from >= std::ssize(parameter) || to < 0 || to >= std::ssize(tensor)) return false;
+  if (d == original.size_size()) {
+    tensor[to] = parameter[from];
+    done[to] = true;
+    return true;
+  }
+  for (int64_t i = 0; i < original.size(d); ++i) {
+    if (!CopyRuns(original, d + 1, from, to, parameter, tensor, done)) return false;
+    from += original.parameter_stride(d);
+    to += original.stride(d);
+  }
+  return true;
+}
+
 }  // namespace
 
 absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::string& folder,
@@ -266,7 +298,7 @@ absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::str
   // A graph that leaves the number of samples open may still have it in constants, which is then 1.
   std::string problems;
   for (const int64_t batch : {2, 1}) {
-    Translator translator(file.graph(), initializers, options, scores, batch);
+    Translator translator(file.graph(), initializers, options.padding_token, scores, batch);
     const int result = translator.Run();
     if (translator.problems().empty()) {
       CADRE_ASSIGN_OR_RETURN(ImportedModel imported, Emitter(translator).Run(result));
@@ -313,16 +345,7 @@ absl::StatusOr<ExportedTensors> ExportTensors(
       CADRE_ASSIGN_OR_RETURN(std::vector<float> found, read(original.parameter()));
       values = parameters.emplace(original.parameter(), std::move(found)).first;
     }
-    // Steps of this size from one position to another do not overflow.
-    const auto is_stride = [](int64_t stride) {
-      return stride >= -kMaxExportedElements && stride <= kMaxExportedElements;
-    };
-    for (int d = 0; d < original.size_size(); ++d) {
-      if (original.size(d) < 1 || !is_stride(original.stride(d)) ||
-          !is_stride(original.parameter_stride(d))) {
-        return bad("has impossible extents");
-      }
-    }
+    if (!HasPossibleSteps(original)) return bad("has impossible extents");
     const std::vector<int64_t> sizes(original.size().begin(), original.size().end());
     if (!View::IsPossible(sizes) || ProductOf(sizes) > ProductOf(dims) ||
         (runs_left -= ProductOf(sizes)) < 0) {
@@ -335,26 +358,9 @@ absl::StatusOr<ExportedTensors> ExportTensors(
     tensor.values.resize(ProductOf(dims));
     std::vector<bool>& done = filled[original.name()];
     done.resize(tensor.values.size());
-    // Counts through the runs like an odometer.
-    std::vector<int64_t> digits(original.size_size(), 0);
-    int64_t at = original.offset(), from = original.parameter_offset();
-    while (true) {
-      if (at < 0 || at >= std::ssize(tensor.values) || from < 0 ||
-          from >= std::ssize(values->second)) {
-        return bad("has positions outside the tensor or the parameter");
-      }
-      tensor.values[at] = values->second[from];
-      done[at] = true;
-      int d = original.size_size() - 1;
-      for (; d >= 0 && digits[d] + 1 == original.size(d); --d) {
-        at -= digits[d] * original.stride(d);
-        from -= digits[d] * original.parameter_stride(d);
-        digits[d] = 0;
-      }
-      if (d < 0) break;
-      ++digits[d];
-      at += original.stride(d);
-      from += original.parameter_stride(d);
+    if (!CopyRuns(original, 0, original.parameter_offset(), original.offset(), values->second,
+                  tensor.values, done)) {
+      return bad("has positions outside the tensor or the parameter");
     }
   }
   ExportedTensors exported;

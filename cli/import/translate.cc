@@ -22,7 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "base/counted_noun.h"
 #include "base/status.h"
-#include "cli/import/translator.h"
+#include "cli/import/rules.h"
 #include "model/problem.h"
 
 namespace cadre {
@@ -31,6 +31,56 @@ namespace {
 constexpr int64_t kMaxBatch = 1 << 16;
 
 Value Unknown() { return {}; }
+
+// What an operator does: with elements that it only rearranges, and as a layer.
+struct Rules {
+  rules::Rule rearrange = nullptr;
+  rules::Rule layer = nullptr;
+};
+
+// The rules of an operator. Those that are not in the table are folded if their inputs are known
+// numbers (folding.cc) or masks (translate_masks.cc), or are elementwise
+// (translate_elementwise.cc); between the products of an attention, they are OfAttention
+// (translate_attention.cc).
+Rules RulesOf(const std::string& op) {
+  static const auto& table = *new std::map<std::string, Rules>{
+      // translate_structure.cc
+      {"Cast", {.rearrange = rules::Cast}},
+      {"CastLike", {.rearrange = rules::Cast}},
+      {"Expand", {.rearrange = rules::Expand}},
+      {"Flatten", {.rearrange = rules::Reshape}},
+      {"Identity", {.rearrange = rules::Identity}},
+      {"Reshape", {.rearrange = rules::Reshape}},
+      {"SequenceAt", {.rearrange = rules::SequenceAt}},
+      {"Slice", {.rearrange = rules::Slice}},
+      {"Split", {.rearrange = rules::Split}},
+      {"SplitToSequence", {.rearrange = rules::Split}},
+      {"Squeeze", {.rearrange = rules::Squeeze}},
+      {"Transpose", {.rearrange = rules::Transpose}},
+      {"Unsqueeze", {.rearrange = rules::Unsqueeze}},
+      // translate_images.cc
+      {"AveragePool", {.layer = rules::Pool}},
+      {"BatchNormalization", {.layer = rules::BatchNorm}},
+      {"Conv", {.layer = rules::Convolution}},
+      {"GlobalAveragePool", {.layer = rules::GlobalPool}},
+      {"LRN", {.layer = rules::ResponseNorm}},
+      {"MaxPool", {.layer = rules::Pool}},
+      {"ReduceMean", {.layer = rules::Mean}},
+      // translate_rows.cc
+      {"Concat", {.layer = rules::Concat}},
+      {"Dropout", {.layer = rules::Dropout}},
+      {"Gather", {.rearrange = rules::SelectIndex, .layer = rules::Gather}},
+      {"Gemm", {.layer = rules::Gemm}},
+      {"LayerNormalization", {.layer = rules::LayerNorm}},
+      {"MatMul", {.layer = rules::MatMul}},
+      // translate_elementwise.cc
+      {"Clip", {.layer = rules::Clip}},
+      // translate_attention.cc
+      {"Softmax", {.layer = rules::Softmax}},
+  };
+  const auto found = table.find(op);
+  return found == table.end() ? Rules() : found->second;
+}
 
 // What an operator that is not supported may be replaced by.
 std::string NearestTo(const std::string& op) {
@@ -181,7 +231,7 @@ void Translator::SetInputs() {
                             : absl::StrCat("output ", Quoted(scores_),
                                            " does not depend on an input of the graph"));
   }
-  if (options_.padding_token && !has_mask_input_) {
+  if (padding_token_ && !has_mask_input_) {
     problems_.push_back(
         "--padding-token is given, but the graph has no second input [samples, tokens] that could "
         "be a mask of padding");
@@ -227,7 +277,7 @@ absl::Status Translator::SetSecondInput(const onnx::ValueInfo& info) {
   const bool like_tokens = drafts_[0].form == Draft::Form::kTokens && shape.size() == 2 &&
                            (IsVariable(shape[0]) || shape[0].dim_value() == batch_) &&
                            shape[1].dim_value() == drafts_[0].tokens;
-  if (like_tokens && options_.padding_token && !has_mask_input_) {
+  if (like_tokens && padding_token_ && !has_mask_input_) {
     has_mask_input_ = true;
     Value& mask = values_[info.name()] = IsToken(Whole(0), Mask::kInput);
     mask.integer = info.type().tensor_type().elem_type() != 1;
@@ -259,79 +309,69 @@ void Translator::Translate(const onnx::Node& node) {
     known = known && found != values_.end() && found->second.kind != Value::Kind::kUnknown;
     if (known) inputs.push_back(found->second);
   }
-  Results results = std::vector<Value>();
+  std::vector<Value> results;
   bool translated = false;
   if (known) {
     while (!inputs.empty() && inputs.back().kind == Value::Kind::kUnknown) inputs.pop_back();
-    results = TranslateNode(node, std::move(inputs));
-    translated = results.ok();
-  }
-  if (!results.ok()) {
-    const bool missing = absl::IsNotFound(results.status());
-    problems_.push_back(absl::StrCat(DisplayName(node), missing ? " is not supported" : ": ",
-                                     missing ? "" : std::string(results.status().message()),
-                                     NearestTo(node.op_type())));
-    results = std::vector<Value>();
+    const auto result = TranslateNode(node, std::move(inputs));
+    translated = result.ok();
+    if (!translated) {
+      const absl::string_view what = result.status().message();
+      problems_.push_back(absl::StrCat(DisplayName(node), what.empty() ? " is not supported" : ": ",
+                                       what, NearestTo(node.op_type())));
+    } else if (node.op_type() == "Split") {
+      results = result->sequence;
+    } else {
+      results = {*result};
+    }
   }
   for (int i = 0; i < node.output_size(); ++i) {
     if (node.output(i).empty()) continue;
-    values_[node.output(i)] = i < std::ssize(*results) ? (*results)[i] : Unknown();
-    if (!translated || i < std::ssize(*results)) continue;
+    values_[node.output(i)] = i < std::ssize(results) ? results[i] : Unknown();
+    if (!translated || i < std::ssize(results)) continue;
     untranslated_[node.output(i)] = absl::StrCat("output ", i, " of ", DisplayName(node));
   }
 }
 
-Translator::Results Translator::TranslateNode(const onnx::Node& node, std::vector<Value> inputs) {
-  if (!IsDefaultDomain(node.domain())) return absl::NotFoundError("");
-  if (node.op_type() == "Constant") {
-    CADRE_ASSIGN_OR_RETURN(Value value, Constant(node));
-    return std::vector<Value>{std::move(value)};
-  }
-  if (inputs.empty()) return absl::NotFoundError("");
+absl::StatusOr<Value> Translator::TranslateNode(const onnx::Node& node, std::vector<Value> inputs) {
+  const std::string& op = node.op_type();
+  if (!IsDefaultDomain(node.domain())) return NotSupported();
+  if (op == "Constant") return Constant(node);
+  if (inputs.empty()) return NotSupported();
   CADRE_RETURN_IF_ERROR(CheckAttributes(node));
   // Optional inputs may be absent, but not the first, and not those of a fold.
   if (inputs[0].kind == Value::Kind::kUnknown) return Unsupported("its first input is absent");
-  if (IsVariadic(node.op_type()) && inputs.size() == 1) return One(inputs[0]);
-  const size_t operands = OperandsOf(node.op_type());
-  if (operands > 0 && inputs.size() != operands && !IsVariadic(node.op_type())) {
+  if (IsVariadic(op) && inputs.size() == 1) return inputs[0];
+  const size_t operands = OperandsOf(op);
+  if (operands > 0 && inputs.size() != operands && !IsVariadic(op)) {
     return Unsupported(
         absl::StrCat("it has ", Counted(std::ssize(inputs), "input"), " instead of ", operands));
   }
-  Results results = Structure(node, inputs);
-  if (results.ok() || !absl::IsNotFound(results.status())) return results;
+  const Rules rules = RulesOf(op);
+  if (rules.rearrange != nullptr && rules::OnlyRearranges(node, inputs)) {
+    return rules.rearrange(*this, node, inputs);
+  }
   std::vector<Value> numbers;
   for (const Value& input : inputs) {
     if (const auto known = AsNumbers(input)) numbers.push_back(*known);
   }
-  if (node.op_type() == "Shape" && inputs[0].kind != Value::Kind::kAttention &&
+  if (op == "Shape" && inputs[0].kind != Value::Kind::kAttention &&
       inputs[0].kind != Value::Kind::kSequence) {
     numbers = {Value{.kind = Value::Kind::kNumbers, .view = inputs[0].view}};
     inputs.resize(1);
   }
   // Rows of a table of parameters stay parameters.
-  const bool selects = node.op_type() == "Gather" && inputs[0].is_parameter();
-  if (numbers.size() == inputs.size() && !selects) {
-    const auto folded = Fold(node, numbers);
-    if (folded.ok()) return std::vector<Value>{*folded};
-    if (!absl::IsNotFound(folded.status())) return folded.status();
-  }
-  const bool masked =
-      std::any_of(inputs.begin(), inputs.end(), [](const Value& v) { return v.is_mask(); });
-  const bool of_attention = std::any_of(inputs.begin(), inputs.end(), [](const Value& v) {
-    return v.kind == Value::Kind::kAttention;
-  });
-  if (masked && !of_attention) {
-    const auto folded = FoldMasks(node, inputs);
-    if (folded.ok()) return std::vector<Value>{*folded};
-    if (!absl::IsNotFound(folded.status())) return folded.status();
-    return Unsupported(
-        "its input is a mask of padding, which only the scores of an attention can use; give other "
-        "inputs of the graph, such as segments, fixed values before the export");
-  }
-  if (IsVariadic(node.op_type()) && inputs.size() > 2) return Pairwise(node, inputs);
-  const auto rule = Rules().find(node.op_type());
-  if (rule != Rules().end()) return (this->*rule->second)(node, inputs);
-  if (of_attention) return OfAttention(node, inputs);
+  const bool selects = op == "Gather" && inputs[0].is_parameter();
+  if (numbers.size() == inputs.size() && !selects && IsFolded(node)) return Fold(node, numbers);
+  const auto has = [&](Value::Kind kind) {
+    return std::any_of(inputs.begin(), inputs.end(),
+                       [kind](const Value& value) { return value.kind == kind; });
+  };
+  const bool of_attention = has(Value::Kind::kAttention);
+  if (has(Value::Kind::kMask) && !of_attention) return FoldMasks(node, inputs);
+  if (IsVariadic(op) && inputs.size() > 2) return Pairwise(node, inputs);
+  if (rules.layer != nullptr) return rules.layer(*this, node, inputs);
+  if (of_attention) return rules::OfAttention(*this, node, inputs);
   return Elementwise(node, inputs);
 }
 
@@ -403,27 +443,6 @@ std::optional<double> Translator::AsScalar(const Value& value) {
     if (number != all[0]) return std::nullopt;
   }
   return all[0];
-}
-
-const std::map<std::string, Translator::Rule>& Translator::Rules() {
-  static const auto& rules = *new std::map<std::string, Rule>{
-      {"Conv", &Translator::Convolution},
-      {"MaxPool", &Translator::Pool},
-      {"AveragePool", &Translator::Pool},
-      {"GlobalAveragePool", &Translator::GlobalPool},
-      {"ReduceMean", &Translator::Mean},
-      {"BatchNormalization", &Translator::BatchNorm},
-      {"LayerNormalization", &Translator::LayerNorm},
-      {"LRN", &Translator::ResponseNorm},
-      {"Gemm", &Translator::Gemm},
-      {"MatMul", &Translator::MatMul},
-      {"Gather", &Translator::Gather},
-      {"Concat", &Translator::Concat},
-      {"Clip", &Translator::Clip},
-      {"Dropout", &Translator::Dropout},
-      {"Softmax", &Translator::Softmax},
-  };
-  return rules;
 }
 
 }  // namespace cadre

@@ -101,13 +101,51 @@ absl::StatusOr<Value> Translator::Image(const Value& value) {
   if (draft.form == Draft::Form::kImage) {
     return Unsupported(absl::StrCat(
         "its input is ", Describe(value), ", of which the elements are rearranged",
-        RearrangedBy(value),
-        "; it must be an image [samples, channels, height, width] as ",
+        RearrangedBy(value), "; it must be an image [samples, channels, height, width] as ",
         plain.root == 0 ? "the input of the graph: export the network for inputs in this order"
                         : "an operator has computed it"));
   }
   return Unsupported(absl::StrCat("its input is ", Describe(value),
                                   "; it must be an image [samples, channels, height, width]"));
+}
+
+std::optional<Value> Translator::TokensOfImage(Value plain) {
+  const Draft draft = drafts_[plain.root];
+  const int last = plain.view.rank() - 1;
+  const int64_t elements = draft.elements(), positions = draft.height * draft.width;
+  if (plain.view.offset() != 0 || plain.view.size(last) != draft.channels) return std::nullopt;
+  // Samples move by whole images, positions by one, channels by the positions of an image.
+  std::vector<Factor> channel = plain.view.factors(last);
+  if (draft.channels > 1 && (channel.size() != 1 || channel[0].stride != positions)) {
+    return std::nullopt;
+  }
+  std::vector<Factor> flat;
+  std::vector<int64_t> sizes;
+  for (int d = 0; d < last; ++d) {
+    sizes.push_back(plain.view.size(d));
+    for (Factor factor : plain.view.factors(d)) {
+      if (factor.stride % elements != 0) {
+        if (factor.stride >= positions) return std::nullopt;
+        factor.stride *= draft.channels;
+      }
+      flat.push_back(factor);
+    }
+  }
+  flat.push_back({draft.channels, 1});
+  sizes.push_back(draft.channels);
+  const auto view = View(flat, 0).Reshaped(sizes);
+  if (!view) return std::nullopt;
+  Draft tokens;
+  tokens.layer.mutable_to_tokens();
+  tokens.inputs = {plain.root};
+  tokens.form = Draft::Form::kRows;
+  tokens.tokens = positions;
+  tokens.features = draft.channels;
+  const std::pair<int, std::string> key(plain.root, "tokens");
+  if (activations_.count(key) == 0) activations_[key] = AddDraft(tokens);
+  plain.root = activations_[key];
+  plain.view = *view;
+  return plain;
 }
 
 absl::StatusOr<Value> Translator::Rows(const Value& value) {
@@ -121,51 +159,18 @@ absl::StatusOr<Value> Translator::Rows(const Value& value) {
   const Draft draft = drafts_[plain.root];
   if (draft.form == Draft::Form::kTokens) return misfit;
   if (draft.form == Draft::Form::kImage) {
-    const int64_t elements = draft.elements(), positions = draft.height * draft.width;
-    if (plain.view.IsWhole() && plain.view.size(last) == elements) {
+    if (plain.view.IsWhole() && plain.view.size(last) == draft.elements()) {
       Draft flatten;
       flatten.layer.mutable_flatten();
       flatten.inputs = {plain.root};
-      flatten.features = elements;
+      flatten.features = draft.elements();
       const std::pair<int, std::string> key(plain.root, "flatten");
       if (activations_.count(key) == 0) activations_[key] = AddDraft(flatten);
       plain.root = activations_[key];
       return plain;
     }
-    if (plain.view.offset() != 0 || plain.view.size(last) != draft.channels) return misfit;
-    // Samples move by whole images, positions by one, channels by the positions of an image.
-    std::vector<Factor> channel = plain.view.factors(last);
-    if (draft.channels > 1 && (channel.size() != 1 || channel[0].stride != positions)) {
-      return misfit;
-    }
-    std::vector<std::vector<Factor>> dims;
-    std::vector<Factor> flat;
-    std::vector<int64_t> sizes;
-    for (int d = 0; d < last; ++d) {
-      sizes.push_back(plain.view.size(d));
-      for (Factor factor : plain.view.factors(d)) {
-        if (factor.stride % elements != 0) {
-          if (factor.stride >= positions) return misfit;
-          factor.stride *= draft.channels;
-        }
-        flat.push_back(factor);
-      }
-    }
-    flat.push_back({draft.channels, 1});
-    sizes.push_back(draft.channels);
-    const auto view = View(flat, 0).Reshaped(sizes);
-    if (!view) return misfit;
-    Draft tokens;
-    tokens.layer.mutable_to_tokens();
-    tokens.inputs = {plain.root};
-    tokens.form = Draft::Form::kRows;
-    tokens.tokens = positions;
-    tokens.features = draft.channels;
-    const std::pair<int, std::string> key(plain.root, "tokens");
-    if (activations_.count(key) == 0) activations_[key] = AddDraft(tokens);
-    plain.root = activations_[key];
-    plain.view = *view;
-    return Rows(plain);
+    const std::optional<Value> tokens = TokensOfImage(plain);
+    return tokens ? Rows(*tokens) : misfit;
   }
   const int64_t features = draft.features;
   if (plain.view.size(last) != features) return misfit;

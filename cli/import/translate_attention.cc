@@ -5,22 +5,44 @@
 // state from which row, and which feature of a row, the element of a head comes. Reading the
 // projections' weights through the same strides gives the engine's weights [heads, 3, head
 // features, features], whatever order of heads, queries, keys and values the framework has.
+//
+// The pattern, as exporters write it, and what each operator becomes:
+//
+//   q, k, v = x * W + b     fully connected drafts, rearranged as views (Reshape, Transpose, Split)
+//   scores = q * k^T        Scores: a value of kind kAttention, with both views
+//   scores * scale + mask   OfAttention: the scale is a factor, the mask hides keys
+//                           (translate_masks.cc)
+//   softmax(scores)         Softmax: from here on only the product with the values may follow
+//   probabilities * v       Context: a draft of the layer attention, with the parameters of q, k, v
+//   context * W' + b'       OutputProjection and AddParameter: complete the draft
+//
+// Invariants: the three projections have the same input, and equal numbers of heads and of features
+// of a head; a row of a projection is one token, and heads do not share features. The scale is one
+// over the root of the features of a head. The drafts of the projections stay, but nothing depends
+// on them unless another operator uses them.
+//
+// Limits: cross-attention, projections without bias, grouped keys, dropout of probabilities and
+// masks other than causal and padding are refused, each with the values that do not fit.
 #include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "cli/import/translator.h"
+#include "cli/import/rules.h"
 #include "model/problem.h"
 
-namespace cadre {
+namespace cadre::rules {
+namespace {
 
-Translator::Results Translator::OfAttention(const onnx::Node& node, const std::vector<Value>& in) {
+Value ValueOf(const Attention& attention) {
+  return {.kind = Value::Kind::kAttention,
+          .attention = std::make_shared<const Attention>(attention)};
+}
+
+}  // namespace
+
+absl::StatusOr<Value> OfAttention(Translator& t, const onnx::Node& node, const Inputs& in) {
   const std::string& op = node.op_type();
-  const auto one = [](Attention attention) {
-    return std::vector<Value>{{.kind = Value::Kind::kAttention,
-                               .attention = std::make_shared<const Attention>(attention)}};
-  };
   size_t at = 0;
   while (in[at].kind != Value::Kind::kAttention) ++at;
   Attention attention = *in[at].attention;
@@ -28,44 +50,43 @@ Translator::Results Translator::OfAttention(const onnx::Node& node, const std::v
     // Exporters replace the probabilities of queries without keys, which are not numbers.
     if (op == "IsNaN" && in.size() == 1) {
       attention.nan_of = in[at].attention.get();
-      return one(attention);
+      return ValueOf(attention);
     }
     if (op == "Where" && in.size() == 3 && in[2].kind == Value::Kind::kAttention &&
-        attention.nan_of == in[2].attention.get() && AsScalar(in[1]) == 0) {
-      return One(in[2]);
+        attention.nan_of == in[2].attention.get() && t.AsScalar(in[1]) == 0) {
+      return in[2];
     }
     return Unsupported("it changes probabilities of an attention");
   }
   if ((op == "Mul" || (op == "Div" && at == 0)) && in.size() == 2) {
-    const auto scalar = AsScalar(in[1 - at]);
+    const auto scalar = t.AsScalar(in[1 - at]);
     if (!scalar || *scalar == 0) {
       return Unsupported(absl::StrCat("it scales the scores of an attention by ",
-                                      Describe(in[1 - at]), ", not by a number other than 0"));
+                                      t.Describe(in[1 - at]), ", not by a number other than 0"));
     }
     attention.scale *= op == "Mul" ? *scalar : 1 / *scalar;
-    return one(attention);
+    return ValueOf(attention);
   }
   Value added;
   if (op == "Add" && in.size() == 2) {
     added = in[1 - at];
   } else if (op == "Where" && in.size() == 3 && at > 0) {
-    const auto instead = AsScalar(in[3 - at]);
+    const auto instead = t.AsScalar(in[3 - at]);
     if (!instead || *instead > kHides) {
       return Unsupported(absl::StrCat("it replaces scores by other numbers than at most ", kHides,
-                                      ": by ", Describe(in[3 - at])));
+                                      ": by ", t.Describe(in[3 - at])));
     }
     std::vector<Value> chosen = in;
     chosen[at] = NumbersOf({}, {0}, false);
-    CADRE_ASSIGN_OR_RETURN(const auto results, TranslateNode(node, std::move(chosen)));
-    added = results[0];
+    CADRE_ASSIGN_OR_RETURN(added, t.TranslateNode(node, std::move(chosen)));
   } else {
     return Unsupported("it is not supported between the products and the softmax of an attention");
   }
-  CADRE_RETURN_IF_ERROR(HideKeys(added, attention));
-  return one(attention);
+  CADRE_RETURN_IF_ERROR(t.HideKeys(added, attention));
+  return ValueOf(attention);
 }
 
-Translator::Results Translator::Softmax(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Softmax(Translator& /*t*/, const onnx::Node& node, const Inputs& in) {
   if (in[0].kind != Value::Kind::kAttention) {
     return Unsupported(
         "it is only supported in attention; the loss contains the softmax of scores");
@@ -78,8 +99,7 @@ Translator::Results Translator::Softmax(const onnx::Node& node, const std::vecto
   }
   Attention attention = *in[0].attention;
   attention.softmax = true;
-  return One(
-      {.kind = Value::Kind::kAttention, .attention = std::make_shared<const Attention>(attention)});
+  return ValueOf(attention);
 }
 
 namespace {
@@ -99,19 +119,18 @@ std::optional<double> ScaleOf(const Value& value) {
 
 }  // namespace
 
-Translator::Results Translator::Scores(const Value& queries, const Value& keys) {
+absl::StatusOr<Value> Scores(Translator& t, const Value& queries, const Value& keys) {
   const auto of_queries = ScaleOf(queries), of_keys = ScaleOf(keys);
   if (!of_queries || !of_keys || queries.view.rank() < 3 ||
       queries.view.rank() != keys.view.rank()) {
     return Unsupported(
-        absl::StrCat("it multiplies ", Describe(queries), " by ", Describe(keys),
+        absl::StrCat("it multiplies ", t.Describe(queries), " by ", t.Describe(keys),
                      "; only products with a matrix of weights, and those of attention, work"));
   }
   Attention attention{.queries = queries, .keys = keys, .scale = *of_queries * *of_keys};
   attention.queries.function.reset();
   attention.keys.function.reset();
-  return One(
-      {.kind = Value::Kind::kAttention, .attention = std::make_shared<const Attention>(attention)});
+  return ValueOf(attention);
 }
 
 namespace {
@@ -163,15 +182,15 @@ std::optional<HeadLayout> LayoutOf(const Draft& draft, int64_t batch, const View
 }  // namespace
 
 // The three projections become one parameter; the context is completed by the output projection.
-Translator::Results Translator::Context(const Attention& attention, const Value& values) {
+absl::StatusOr<Value> Context(Translator& t, const Attention& attention, const Value& values) {
   if (!attention.softmax || values.function) {
     return Unsupported("it multiplies scores of an attention before their softmax");
   }
   const View& q = attention.queries.view;
   const int rank = q.rank();
   if (values.view.rank() != rank) {
-    return Unsupported(absl::StrCat("its queries are ", Describe(attention.queries),
-                                    ", and its values are ", Describe(values),
+    return Unsupported(absl::StrCat("its queries are ", t.Describe(attention.queries),
+                                    ", and its values are ", t.Describe(values),
                                     ": their numbers of dimensions differ"));
   }
   const Value* const parts[3] = {&attention.queries, &attention.keys, &values};
@@ -179,22 +198,22 @@ Translator::Results Translator::Context(const Attention& attention, const Value&
   Draft draft;
   DraftParameter weight{.name = "qkv_weight"}, bias{.name = "qkv_bias"};
   const absl::Status misfit = Unsupported(absl::StrCat(
-      "it attends with queries of ", Describe(attention.queries), ", keys of ",
-      Describe(attention.keys), " and values of ", Describe(values),
+      "it attends with queries of ", t.Describe(attention.queries), ", keys of ",
+      t.Describe(attention.keys), " and values of ", t.Describe(values),
       "; only self-attention is supported, of projections with biases of one sequence to queries, "
       "keys and values of all heads"));
   for (int p = 0; p < 3; ++p) {
-    const Draft& projection = drafts_[parts[p]->root];
+    const Draft& projection = t.drafts()[parts[p]->root];
     // Keys are transposed: [..., head features, tokens].
-    const auto layout = LayoutOf(projection, batch_, parts[p]->view, rank - (p == 1 ? 1 : 2),
+    const auto layout = LayoutOf(projection, t.batch(), parts[p]->view, rank - (p == 1 ? 1 : 2),
                                  rank - (p == 1 ? 2 : 1));
     if (!layout || !projection.layer.has_fully_connected() || projection.parameters.size() != 2) {
       return misfit;
     }
     layouts[p] = *layout;
-    if (p == 0) draft = drafts_[projection.inputs[0]];
+    if (p == 0) draft = t.drafts()[projection.inputs[0]];
     if (layout->heads != layouts[0].heads || layout->size != layouts[0].size ||
-        projection.inputs != drafts_[parts[0]->root].inputs) {
+        projection.inputs != t.drafts()[parts[0]->root].inputs) {
       return misfit;
     }
     const int64_t heads = layout->heads, size = layout->size, in = draft.features;
@@ -227,7 +246,7 @@ Translator::Results Translator::Context(const Attention& attention, const Value&
   }
   weight.shape = Shape{heads, 3, size, draft.features};
   bias.shape = Shape{heads, 3, size};
-  const int input = drafts_[attention.queries.root].inputs[0];
+  const int input = t.drafts()[attention.queries.root].inputs[0];
   Draft context;
   context.layer.mutable_attention()->set_heads(heads);
   if (attention.causal) context.layer.mutable_attention()->set_causal(true);
@@ -253,7 +272,7 @@ Translator::Results Translator::Context(const Attention& attention, const Value&
     } else {
       for (const Factor& factor : q.factors(d)) {
         const bool sample =
-            factor.stride == draft.tokens * drafts_[attention.queries.root].features;
+            factor.stride == draft.tokens * t.drafts()[attention.queries.root].features;
         flat.push_back({factor.size, sample ? context.tokens * heads * size : size});
       }
     }
@@ -262,12 +281,12 @@ Translator::Results Translator::Context(const Attention& attention, const Value&
   const auto view = View(flat, 0).Reshaped(sizes);
   if (!view) return misfit;
   result.view = *view;
-  result.root = AddDraft(std::move(context));
-  return One(result);
+  result.root = t.AddDraft(std::move(context));
+  return result;
 }
 
-absl::StatusOr<Value> Translator::OutputProjection(const Value& x, const Value& weight) {
-  Draft draft = drafts_[x.root];
+absl::StatusOr<Value> OutputProjection(Translator& t, const Value& x, const Value& weight) {
+  Draft draft = t.drafts()[x.root];
   const int64_t out = weight.view.size(0), size = draft.features / draft.heads;
   if (out != draft.features) {
     return Unsupported(absl::StrCat("the output projection of an attention has ", out,
@@ -277,8 +296,8 @@ absl::StatusOr<Value> Translator::OutputProjection(const Value& x, const Value& 
   draft.parameters.push_back(
       ParameterOf("out_weight", Shape{out, draft.heads, size}, weight.root, weight.view));
   Value result = x;
-  result.root = AddDraft(std::move(draft));
+  result.root = t.AddDraft(std::move(draft));
   return result;
 }
 
-}  // namespace cadre
+}  // namespace cadre::rules

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "cli/import/translator.h"
+#include "cli/import/rules.h"
 #include "model/problem.h"
 
 namespace cadre {
@@ -29,49 +29,50 @@ bool IsAddition(const onnx::Node& node) {
 
 }  // namespace
 
-Translator::Results Translator::Activation(const Value& x, const Samples& function) {
-  Value result = x;
-  result.function = function;
-  return std::vector<Value>{std::move(result)};
-}
-
 // A sum, or the largest or smallest, of more than two is that of the first two and the others.
-Translator::Results Translator::Pairwise(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Translator::Pairwise(const onnx::Node& node, const std::vector<Value>& in) {
   onnx::Node& pair = made_nodes_.emplace_back();
   pair.set_op_type(node.op_type());
   pair.set_name(node.name());
   if (node.output_size() > 0) pair.add_output(node.output(0));
   Value result = in[0];
   for (size_t i = 1; i < in.size(); ++i) {
-    CADRE_ASSIGN_OR_RETURN(const std::vector<Value> results, TranslateNode(pair, {result, in[i]}));
-    result = results[0];
+    CADRE_ASSIGN_OR_RETURN(result, TranslateNode(pair, {result, in[i]}));
   }
-  return One(result);
+  return result;
 }
 
-Translator::Results Translator::Clip(const onnx::Node& node, const std::vector<Value>& in) {
-  if (!in[0].is_activation() || drafts_[in[0].root].form == Draft::Form::kTokens) {
+absl::StatusOr<Value> rules::Clip(Translator& t, const onnx::Node& node, const Inputs& in) {
+  if (!in[0].is_activation() || t.drafts()[in[0].root].form == Draft::Form::kTokens) {
     return Unsupported("it limits what no layer computes");
   }
   double low = -INFINITY, high = INFINITY;
   for (const size_t i : {1, 2}) {
     if (i >= in.size() || in[i].kind == Value::Kind::kUnknown) continue;
-    const auto limit = AsScalar(in[i]);
+    const auto limit = t.AsScalar(in[i]);
     if (!limit) {
       return Unsupported(absl::StrCat("its ", i == 1 ? "lower" : "upper",
-                                      " limit is not a fixed number: it is ", Describe(in[i])));
+                                      " limit is not a fixed number: it is ", t.Describe(in[i])));
     }
     (i == 1 ? low : high) = *limit;
   }
   Samples samples = in[0].function.value_or(kPoints);
   for (double& sample : samples) sample = std::min(std::max(sample, low), high);
-  made_by_.try_emplace({in[0].root, KeyOf(samples)}, &node, in);
-  return Activation(in[0], samples);
+  return t.Composed(in[0], samples, node, in);
 }
 
-Translator::Results Translator::Elementwise(const onnx::Node& node, const std::vector<Value>& in) {
+Value Translator::Composed(const Value& base, const Samples& function, const onnx::Node& node,
+                           const std::vector<Value>& in) {
+  made_by_.try_emplace({base.root, KeyOf(function)}, &node, in);
+  Value result = base;
+  result.function = function;
+  return result;
+}
+
+absl::StatusOr<Value> Translator::Elementwise(const onnx::Node& node,
+                                              const std::vector<Value>& in) {
   const NumberFunction function = FunctionOf(node, /*integer=*/false);
-  if (!function || in.size() > 2) return absl::NotFoundError("");
+  if (!function || in.size() > 2) return NotSupported();
   // An activation and a number, or two functions of one activation, compose a function.
   const Value* base = nullptr;
   std::vector<Samples> operands;
@@ -90,31 +91,29 @@ Translator::Results Translator::Elementwise(const onnx::Node& node, const std::v
     }
     operands.push_back(samples);
   }
-  if (base == nullptr) return absl::NotFoundError("");
+  if (base == nullptr) return NotSupported();
   if (drafts_[base->root].form == Draft::Form::kTokens) return CompareTokens(node, in);
   const bool sum_of_two = composes && in.size() == 2 && in[0].is_activation() &&
                           in[1].is_activation() && !in[0].function && !in[1].function;
   if (composes && !sum_of_two) {
-    Samples result;
-    for (size_t i = 0; i < result.size(); ++i) {
-      result[i] = function(operands[0][i], operands.size() > 1 ? operands[1][i] : 0);
+    Samples samples;
+    for (size_t i = 0; i < samples.size(); ++i) {
+      samples[i] = function(operands[0][i], operands.size() > 1 ? operands[1][i] : 0);
     }
-    made_by_.try_emplace({base->root, KeyOf(result)}, &node, in);
-    return Activation(*base, result);
+    return Composed(*base, samples, node, in);
   }
   if (in.size() != 2 || (!IsAddition(node) && node.op_type() != "Mul")) {
-    return absl::NotFoundError("");
+    return NotSupported();
   }
-  CADRE_ASSIGN_OR_RETURN(Value result, Combine(node, in[0], in[1]));
-  return One(std::move(result));
+  return Combine(node, in[0], in[1]);
 }
 
 // The sum or product of activations, or the sum of one and a parameter.
 absl::StatusOr<Value> Translator::Combine(const onnx::Node& node, const Value& a, const Value& b) {
-  if (a.is_activation() && b.is_activation()) return AddOrMultiply(node, a, b);
+  if (a.is_activation() && b.is_activation()) return rules::AddOrMultiply(*this, node, a, b);
   const bool first = a.is_activation();
   if (IsAddition(node) && (first ? b : a).is_parameter()) {
-    return first ? AddParameter(a, b) : AddParameter(b, a);
+    return first ? rules::AddParameter(*this, a, b) : rules::AddParameter(*this, b, a);
   }
   const std::string other = Describe(first ? b : a), extents = ExtentsOf(first ? a : b);
   return Unsupported(absl::StrCat(IsAddition(node)
@@ -215,11 +214,10 @@ absl::StatusOr<Value> Translator::Plain(const Value& value) {
     }
     inputs.push_back(operand);
   }
-  Results results = Unsupported("");
-  if (changed) results = TranslateNode(*node, inputs);
-  absl::StatusOr<Value> result = Unsupported("");
-  if (results.ok() && !results->empty() && results->front().is_activation()) {
-    result = Plain(results->front());
+  absl::StatusOr<Value> result = NotSupported();
+  if (changed) result = TranslateNode(*node, inputs);
+  if (result.ok()) {
+    result = Plain(*result);
   } else if (!changed && inputs.size() == 2 && (IsAddition(*node) || node->op_type() == "Mul")) {
     // Also a bias of one element, which is a number like that of an activation.
     result = Combine(*node, inputs[0], inputs[1]);

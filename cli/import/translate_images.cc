@@ -9,11 +9,11 @@
 #include "absl/strings/str_join.h"
 #include "base/counted_noun.h"
 #include "base/status.h"
-#include "cli/import/translator.h"
+#include "cli/import/rules.h"
 #include "model/inference.h"
 #include "model/problem.h"
 
-namespace cadre {
+namespace cadre::rules {
 
 namespace {
 
@@ -91,23 +91,60 @@ absl::StatusOr<Sides> PaddingOf(const onnx::Node& node, Sides extent, Sides wind
   return Sides(pads[0], pads[1]);
 }
 
+// `layer`: a convolution or a pooling.
+template <typename Layer>
+void SetKernelAndPadding(Sides kernel, Sides padding, Layer& layer) {
+  if (kernel.first == kernel.second) {
+    layer.set_kernel(kernel.first);
+  } else {
+    layer.set_kernel_height(kernel.first);
+    layer.set_kernel_width(kernel.second);
+  }
+  if (padding.first == padding.second) {
+    layer.set_padding(padding.first);
+  } else {
+    layer.set_padding_height(padding.first);
+    layer.set_padding_width(padding.second);
+  }
+}
+
+// A convolution of one position is a fully connected layer. `plain`: the plain `input`.
+absl::StatusOr<Value> ConvolutionOfFeatures(Translator& t, const Value& input, const Value& plain,
+                                            const Value& weight, const Value& bias) {
+  Value x = plain, w = weight;
+  const int64_t features = t.drafts()[plain.root].features, outputs = weight.view.size(0);
+  const auto rows = x.view.Reshaped({t.batch(), features});
+  if (!rows || weight.view.size(1) != features) {
+    return Unsupported(absl::StrCat("its weight is ", t.Describe(weight), ", and its input is ",
+                                    t.Describe(input), ": they do not fit"));
+  }
+  x.view = *rows;
+  w.view = *w.view.Reshaped({outputs, weight.view.size(1)});
+  CADRE_ASSIGN_OR_RETURN(Value y, FullyConnected(t, x, w));
+  if (bias.kind != Value::Kind::kUnknown) {
+    CADRE_ASSIGN_OR_RETURN(y, AddParameter(t, y, bias));
+  }
+  y.view = *y.view.Reshaped({t.batch(), outputs, 1, 1});
+  return y;
+}
+
 }  // namespace
 
-Translator::Results Translator::Convolution(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Convolution(Translator& t, const onnx::Node& node, const Inputs& in) {
   if (in.size() < 2 || !in[1].is_parameter()) {
     return Unsupported(absl::StrCat("its weight is ",
-                                    in.size() < 2 ? std::string("absent") : Describe(in[1]),
+                                    in.size() < 2 ? std::string("absent") : t.Describe(in[1]),
                                     ", not a tensor of the file"));
   }
   const std::vector<int64_t> weight = in[1].view.sizes();
   if (weight.size() != 4 || weight[2] < 1 || weight[3] < 1) {
-    return Unsupported(absl::StrCat("its weight is ", Describe(in[1]),
+    return Unsupported(absl::StrCat("its weight is ", t.Describe(in[1]),
                                     "; only convolutions in two dimensions are supported"));
   }
   const std::vector<int64_t> kernel = {weight[2], weight[3]};
   if (Attributes(node).Integers("kernel_shape", kernel) != kernel) {
-    return Unsupported(
-        absl::StrCat(AttributeText(node, "kernel_shape"), ", but its weight is ", Describe(in[1])));
+    return Unsupported(absl::StrCat(AttributeText(node, "kernel_shape"), ", but its weight is ",
+                                    t.Describe(in[1])));
   }
   CADRE_ASSIGN_OR_RETURN(const uint32_t stride, EqualSides(node, "strides"));
   CADRE_ASSIGN_OR_RETURN(const uint32_t dilation, EqualSides(node, "dilations"));
@@ -116,8 +153,8 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
     return Unsupported(AttributeText(node, "group") + "; it must be a number from 1 to 1048576");
   }
   const Value bias = in.size() > 2 ? in[2] : Value();
-  CADRE_ASSIGN_OR_RETURN(const Value plain, Plain(in[0]));
-  const Draft before = drafts_[plain.root];
+  CADRE_ASSIGN_OR_RETURN(const Value plain, t.Plain(in[0]));
+  const Draft before = t.drafts()[plain.root];
   const Sides extent =
       before.form == Draft::Form::kImage ? Sides(before.height, before.width) : Sides(1, 1);
   const Sides window(dilation * (weight[2] - 1) + 1, dilation * (weight[3] - 1) + 1);
@@ -125,25 +162,12 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
   // The result of global pooling is [features] here: a convolution of one position.
   if (before.form == Draft::Form::kFeatures && plain.view.rank() == 4 && weight[2] == 1 &&
       weight[3] == 1 && groups == 1 && stride == 1 && padding == Sides(0, 0)) {
-    Value x = plain, w = in[1];
-    const auto rows = x.view.Reshaped({batch_, before.features});
-    if (!rows || weight[1] != before.features) {
-      return Unsupported(absl::StrCat("its weight is ", Describe(in[1]), ", and its input is ",
-                                      Describe(in[0]), ": they do not fit"));
-    }
-    x.view = *rows;
-    w.view = *w.view.Reshaped({weight[0], weight[1]});
-    CADRE_ASSIGN_OR_RETURN(Value y, FullyConnected(x, w));
-    if (bias.kind != Value::Kind::kUnknown) {
-      CADRE_ASSIGN_OR_RETURN(y, AddParameter(y, bias));
-    }
-    y.view = *y.view.Reshaped({batch_, weight[0], 1, 1});
-    return One(y);
+    return ConvolutionOfFeatures(t, in[0], plain, in[1], bias);
   }
-  CADRE_ASSIGN_OR_RETURN(const Value x, Image(plain));
+  CADRE_ASSIGN_OR_RETURN(const Value x, t.Image(plain));
   if (before.channels != weight[1] * groups || weight[0] % groups != 0) {
-    return Unsupported(absl::StrCat("its weight is ", Describe(in[1]), ", its input is ",
-                                    Describe(in[0]), ", and ", AttributeText(node, "group"),
+    return Unsupported(absl::StrCat("its weight is ", t.Describe(in[1]), ", its input is ",
+                                    t.Describe(in[0]), ", and ", AttributeText(node, "group"),
                                     ": they do not fit"));
   }
   Draft draft = ImageDraft(x.root, weight[0],
@@ -152,37 +176,26 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
   if (draft.elements() <= 0) {
     return Unsupported(absl::StrCat("its kernel of ", window.first, " x ", window.second,
                                     " is larger than its padded input, which is ",
-                                    Describe(in[0])));
+                                    t.Describe(in[0])));
   }
   v1::Convolution& conv = *draft.layer.mutable_convolution();
   conv.set_out_channels(weight[0]);
-  if (weight[2] == weight[3]) {
-    conv.set_kernel(weight[2]);
-  } else {
-    conv.set_kernel_height(weight[2]);
-    conv.set_kernel_width(weight[3]);
-  }
+  SetKernelAndPadding(Sides(weight[2], weight[3]), padding, conv);
   if (stride != 1) conv.set_stride(stride);
-  if (padding.first == padding.second) {
-    conv.set_padding(padding.first);
-  } else {
-    conv.set_padding_height(padding.first);
-    conv.set_padding_width(padding.second);
-  }
   if (dilation != 1) conv.set_dilation(dilation);
   if (groups != 1) conv.set_groups(groups);
-  CADRE_ASSIGN_OR_RETURN(DraftParameter filters, WholeParameter("weight", Shape(weight), in[1]));
+  CADRE_ASSIGN_OR_RETURN(DraftParameter filters, t.WholeParameter("weight", Shape(weight), in[1]));
   draft.parameters.push_back(std::move(filters));
   if (bias.kind != Value::Kind::kUnknown) {
-    CADRE_ASSIGN_OR_RETURN(DraftParameter added, WholeParameter("bias", Shape{weight[0]}, bias));
+    CADRE_ASSIGN_OR_RETURN(DraftParameter added, t.WholeParameter("bias", Shape{weight[0]}, bias));
     draft.parameters.push_back(std::move(added));
   } else {
     conv.set_no_bias(true);
   }
-  return One(Whole(AddDraft(std::move(draft))));
+  return t.Whole(t.AddDraft(std::move(draft)));
 }
 
-Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Pool(Translator& t, const onnx::Node& node, const Inputs& in) {
   const Attributes attributes(node);
   CADRE_ASSIGN_OR_RETURN(const Sides kernel, SidesOf(node, "kernel_shape", {}));
   CADRE_ASSIGN_OR_RETURN(const Sides stride, SidesOf(node, "strides", {1, 1}));
@@ -193,13 +206,13 @@ Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<V
   if (node.output_size() > 1 && !node.output(1).empty()) {
     return Unsupported("the positions of the largest elements are not supported as an output");
   }
-  CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
-  const Draft before = drafts_[x.root];
+  CADRE_ASSIGN_OR_RETURN(const Value x, t.Image(in[0]));
+  const Draft before = t.drafts()[x.root];
   CADRE_ASSIGN_OR_RETURN(const Sides padding,
                          PaddingOf(node, Sides(before.height, before.width), kernel, stride));
   const bool average = node.op_type() == "AveragePool";
   if (average && kernel == Sides(1, 1) && stride == Sides(1, 1) && padding == Sides(0, 0)) {
-    return One(x);
+    return x;
   }
   const auto draft_of = [&](bool ceil) {
     return ImageDraft(
@@ -210,7 +223,8 @@ Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<V
   Draft draft = draft_of(attributes.Integer("ceil_mode", 0) != 0);
   if (draft.elements() <= 0) {
     return Unsupported(absl::StrCat(AttributeText(node, "kernel_shape"),
-                                    ", larger than its padded input, which is ", Describe(in[0])));
+                                    ", larger than its padded input, which is ",
+                                    t.Describe(in[0])));
   }
   const bool ceil = draft.elements() != draft_of(false).elements();
   if (ceil && attributes.Text("auto_pad", "NOTSET") != "NOTSET") {
@@ -226,50 +240,37 @@ Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<V
   }
   v1::Pooling& pool =
       average ? *draft.layer.mutable_average_pool() : *draft.layer.mutable_max_pool();
-  const auto is_square = [](const auto& sides) { return sides.first == sides.second; };
-  if (is_square(kernel)) {
-    pool.set_kernel(kernel.first);
-  } else {
-    pool.set_kernel_height(kernel.first);
-    pool.set_kernel_width(kernel.second);
-  }
-  if (is_square(stride)) {
+  SetKernelAndPadding(kernel, padding, pool);
+  if (stride.first == stride.second) {
     pool.set_stride(stride.first);
   } else {
     pool.set_stride_height(stride.first);
     pool.set_stride_width(stride.second);
   }
-  if (is_square(padding)) {
-    pool.set_padding(padding.first);
-  } else {
-    pool.set_padding_height(padding.first);
-    pool.set_padding_width(padding.second);
-  }
   if (counts) pool.set_count_padding(true);
   if (ceil) pool.set_ceil_mode(true);
-  return One(Whole(AddDraft(std::move(draft))));
+  return t.Whole(t.AddDraft(std::move(draft)));
 }
 
-Translator::Results Translator::GlobalPool(const onnx::Node& /*node*/,
-                                           const std::vector<Value>& in) {
-  CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
-  if (drafts_[x.root].height * drafts_[x.root].width == 1) return One(x);
+absl::StatusOr<Value> GlobalPool(Translator& t, const onnx::Node& /*node*/, const Inputs& in) {
+  CADRE_ASSIGN_OR_RETURN(const Value x, t.Image(in[0]));
+  if (t.drafts()[x.root].height * t.drafts()[x.root].width == 1) return x;
   Draft draft;
   draft.layer.mutable_global_average_pool();
   draft.inputs = {x.root};
-  draft.features = drafts_[x.root].channels;
-  Value y = Whole(AddDraft(std::move(draft)));
-  y.view = *y.view.Reshaped({batch_, drafts_[y.root].features, 1, 1});
-  return One(y);
+  draft.features = t.drafts()[x.root].channels;
+  Value y = t.Whole(t.AddDraft(std::move(draft)));
+  y.view = *y.view.Reshaped({t.batch(), t.drafts()[y.root].features, 1, 1});
+  return y;
 }
 
-Translator::Results Translator::Mean(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Mean(Translator& t, const onnx::Node& node, const Inputs& in) {
   const Attributes attributes(node);
   std::vector<int64_t> axes = attributes.Integers("axes", {});
   if (in.size() > 1) {
-    const auto given = AsIntegers(in[1]);
+    const auto given = t.AsIntegers(in[1]);
     if (!given) {
-      return Unsupported(absl::StrCat("its axes are ", Describe(in[1]), ", not fixed numbers"));
+      return Unsupported(absl::StrCat("its axes are ", t.Describe(in[1]), ", not fixed numbers"));
     }
     axes = *given;
   }
@@ -277,24 +278,24 @@ Translator::Results Translator::Mean(const onnx::Node& node, const std::vector<V
   std::sort(axes.begin(), axes.end());
   if (in[0].view.rank() != 4 || axes != std::vector<int64_t>{2, 3}) {
     return Unsupported(absl::StrCat("its axes are ", ListText(axes), ", and its input is ",
-                                    Describe(in[0]),
+                                    t.Describe(in[0]),
                                     "; only the mean over height and width of images [samples, "
                                     "channels, height, width] is supported"));
   }
-  CADRE_ASSIGN_OR_RETURN(std::vector<Value> results, GlobalPool(node, in));
+  CADRE_ASSIGN_OR_RETURN(Value result, GlobalPool(t, node, in));
   if (attributes.Integer("keepdims", 1) == 0) {
-    results[0].view = *results[0].view.Reshaped({batch_, results[0].view.size(1)});
+    result.view = *result.view.Reshaped({t.batch(), result.view.size(1)});
   }
-  return results;
+  return result;
 }
 
-Translator::Results Translator::BatchNorm(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> BatchNorm(Translator& t, const onnx::Node& node, const Inputs& in) {
   if (in.size() != 5) {
     return Unsupported(absl::StrCat("it has ", in.size(), " inputs instead of five"));
   }
   const Attributes attributes(node);
-  CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
-  const Draft before = drafts_[x.root];
+  CADRE_ASSIGN_OR_RETURN(const Value x, t.Image(in[0]));
+  const Draft before = t.drafts()[x.root];
   Draft draft = ImageDraft(x.root, before.channels, before.height, before.width);
   v1::BatchNorm& norm = *draft.layer.mutable_batch_norm();
   norm.set_epsilon(attributes.Number("epsilon", 1e-5));
@@ -304,16 +305,16 @@ Translator::Results Translator::BatchNorm(const onnx::Node& node, const std::vec
   const char* const names[] = {"scale", "shift", "mean", "variance"};
   for (int i = 0; i < 4; ++i) {
     CADRE_ASSIGN_OR_RETURN(DraftParameter parameter,
-                           WholeParameter(names[i], Shape{before.channels}, in[i + 1]));
+                           t.WholeParameter(names[i], Shape{before.channels}, in[i + 1]));
     draft.parameters.push_back(std::move(parameter));
   }
-  return One(Whole(AddDraft(std::move(draft))));
+  return t.Whole(t.AddDraft(std::move(draft)));
 }
 
-Translator::Results Translator::ResponseNorm(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> ResponseNorm(Translator& t, const onnx::Node& node, const Inputs& in) {
   const Attributes attributes(node);
-  CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
-  const Draft before = drafts_[x.root];
+  CADRE_ASSIGN_OR_RETURN(const Value x, t.Image(in[0]));
+  const Draft before = t.drafts()[x.root];
   const int64_t size = attributes.Integer("size", 0);
   if (size < 1 || size > (1 << 20)) {
     return Unsupported(AttributeText(node, "size") + "; it must be a number from 1 to 1048576");
@@ -324,7 +325,7 @@ Translator::Results Translator::ResponseNorm(const onnx::Node& node, const std::
   norm.set_alpha(attributes.Number("alpha", 1e-4));
   norm.set_beta(attributes.Number("beta", 0.75));
   norm.set_k(attributes.Number("bias", 1));
-  return One(Whole(AddDraft(std::move(draft))));
+  return t.Whole(t.AddDraft(std::move(draft)));
 }
 
-}  // namespace cadre
+}  // namespace cadre::rules

@@ -7,6 +7,18 @@
 // everywhere, and for those whose condition holds nowhere. A third array states the token on which
 // each element depends. At the scores of an attention, the elements must be 0 or at most -10,000,
 // and those that depend on a token must hide that token's key.
+//
+// Invariants of a mask: each element depends on one token at most, and all elements on the same
+// condition; an element that is equal in both arrays depends on none. Operators on two masks of
+// different conditions are refused, and so are elements that would depend on two tokens.
+//
+// What the elements [..., queries, keys] that are added to scores may be: those that depend on no
+// token are all 0, or hide exactly the keys after the query (causal); those that do
+// depend on one hide its key and no other. Each sample must have the mask of its own tokens: the
+// samples of the scores come from the view of the queries (SamplesOfScores).
+//
+// Cost: three times the elements of the mask for each operator, which the budget `foldable_` limits
+// for the whole file.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -25,6 +37,12 @@ using Array = std::vector<double> Mask::*;
 
 absl::Status MaskTooLarge() {
   return Unsupported("its mask has too many elements; export the network with one sample");
+}
+
+absl::Status MaskMisused() {
+  return Unsupported(
+      "its input is a mask of padding, which only the scores of an attention can use; give other "
+      "inputs of the graph, such as segments, fixed values before the export");
 }
 
 // One array of a mask as known numbers.
@@ -72,11 +90,11 @@ Value Translator::IsToken(const Value& tokens, int64_t id) const {
 }
 
 // Comparisons that are true, or false, of one whole number alone.
-Translator::Results Translator::CompareTokens(const onnx::Node& node,
-                                              const std::vector<Value>& in) {
+absl::StatusOr<Value> Translator::CompareTokens(const onnx::Node& node,
+                                                const std::vector<Value>& in) {
   static const auto& comparisons =
       *new std::set<std::string>{"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"};
-  if (comparisons.count(node.op_type()) == 0 || in.size() != 2) return absl::NotFoundError("");
+  if (comparisons.count(node.op_type()) == 0 || in.size() != 2) return NotSupported();
   const int at = in[0].is_activation() ? 0 : 1;
   const auto scalar = AsScalar(in[1 - at]);
   const absl::Status misfit = Unsupported(
@@ -97,11 +115,10 @@ Translator::Results Translator::CompareTokens(const onnx::Node& node,
   }
   if (different.size() != 1) return misfit;
   const Value is_token = IsToken(in[at], static_cast<int64_t>(*different.begin()));
-  if (others == 0) return One(is_token);
+  if (others == 0) return is_token;
   onnx::Node inverse;
   inverse.set_op_type("Not");
-  CADRE_ASSIGN_OR_RETURN(Value mask, FoldMasks(inverse, {is_token}));
-  return One(std::move(mask));
+  return FoldMasks(inverse, {is_token});
 }
 
 absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::vector<Value>& in) {
@@ -110,7 +127,7 @@ absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::v
   const std::string& op = node.op_type();
   const bool selects = selections.count(op) > 0;
   if (!selects && op != "Cast" && op != "Where" && !FunctionOf(node, true)) {
-    return absl::NotFoundError("");
+    return MaskMisused();
   }
   std::optional<int64_t> id;
   std::vector<Value> on, off, token;
@@ -118,14 +135,14 @@ absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::v
     const Value& value = in[i];
     if (!value.is_mask()) {
       const auto numbers = AsNumbers(value);
-      if (!numbers) return absl::NotFoundError("");
+      if (!numbers) return MaskMisused();
       on.push_back(*numbers);
       off.push_back(*numbers);
       const bool indices = selects && op != "Concat" && i > 0;
       token.push_back(indices ? *numbers : NoTokens(value.view));
       continue;
     }
-    if (selects && op != "Concat" && i > 0) return absl::NotFoundError("");
+    if (selects && op != "Concat" && i > 0) return MaskMisused();
     if (id && *id != value.mask->id) return Unsupported("its masks are of different tokens");
     id = value.mask->id;
     const int64_t elements = value.view.elements();
@@ -166,21 +183,23 @@ absl::StatusOr<std::vector<int64_t>> Translator::SamplesOfScores(const Attention
   return samples;
 }
 
-absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
-  Value on, off, token;
+absl::StatusOr<Translator::MaskArrays> Translator::ArraysOf(const Value& added) {
   if (added.is_mask()) {
     if (added.view.elements() > foldable_) return MaskTooLarge();
     foldable_ -= added.view.elements();
-    on = NumbersOfMask(added, &Mask::on);
-    off = NumbersOfMask(added, &Mask::off);
-    token = NumbersOfMask(added, &Mask::token);
-  } else if (const auto numbers = AsNumbers(added)) {
-    on = off = *numbers;
-    token = NoTokens(numbers->view);
-  } else {
-    return Unsupported(absl::StrCat("it adds ", Describe(added),
-                                    " to the scores of an attention, which is not a mask"));
+    return MaskArrays{NumbersOfMask(added, &Mask::on), NumbersOfMask(added, &Mask::off),
+                      NumbersOfMask(added, &Mask::token)};
   }
+  if (const auto numbers = AsNumbers(added)) {
+    return MaskArrays{*numbers, *numbers, NoTokens(numbers->view)};
+  }
+  return Unsupported(absl::StrCat("it adds ", Describe(added),
+                                  " to the scores of an attention, which is not a mask"));
+}
+
+absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
+  CADRE_ASSIGN_OR_RETURN(const auto arrays, ArraysOf(added));
+  const auto& [on, off, token] = arrays;
   // [..., queries, keys], of the scores and of the mask.
   const int rank = attention.queries.view.rank();
   std::vector<int64_t> sizes = attention.queries.view.sizes();
@@ -242,16 +261,20 @@ absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
     every_key = every_key && sample_of[parts[i]] == samples[i];
   }
   if (!every_key) return Unsupported("its mask does not hide the padding of every sample");
+  return SetPadding(added.mask->id, *hides_on, attention);
+}
+
+absl::Status Translator::SetPadding(int64_t id, bool hides_on, Attention& attention) {
   uint32_t padding = 0;
-  if (added.mask->id == Mask::kInput) {
-    if (one_is_padding_.value_or(*hides_on) != *hides_on) {
+  if (id == Mask::kInput) {
+    if (one_is_padding_.value_or(hides_on) != hides_on) {
       return Unsupported("the second input is 1 for padding in one attention, and 0 in another");
     }
-    one_is_padding_ = *hides_on;
-    padding = *options_.padding_token;
+    one_is_padding_ = hides_on;
+    padding = *padding_token_;
   } else {
-    padding = static_cast<uint32_t>(added.mask->id);
-    if (!*hides_on) return Unsupported(absl::StrCat("its mask hides all tokens but ", padding));
+    padding = static_cast<uint32_t>(id);
+    if (!hides_on) return Unsupported(absl::StrCat("its mask hides all tokens but ", padding));
   }
   if (attention.padding_token.value_or(padding) != padding) {
     return Unsupported("its masks are of different tokens");

@@ -5,104 +5,113 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "cli/import/translator.h"
+#include "cli/import/rules.h"
 
-namespace cadre {
+namespace cadre::rules {
 
-Translator::Results Translator::Structure(const onnx::Node& node, const std::vector<Value>& in) {
+bool OnlyRearranges(const onnx::Node& node, const Inputs& in) {
   const std::string& op = node.op_type();
   const Value& x = in[0];
-  const Attributes attributes(node);
-  const auto one = [](Value value) { return std::vector<Value>{std::move(value)}; };
-  if (op == "Identity") return one(x);
-  if (op == "SequenceAt" && x.kind == Value::Kind::kSequence && in.size() > 1) {
-    const auto index = AsIntegers(in[1]);
-    if (!index || index->size() != 1 || (*index)[0] < 0 || (*index)[0] >= std::ssize(x.sequence)) {
-      return Unsupported(absl::StrCat("its index is not a fixed position of the ",
-                                      x.sequence.size(), " values of the sequence"));
-    }
-    return one(x.sequence[(*index)[0]]);
+  if (op == "Identity") return true;
+  if (op == "SequenceAt") return x.kind == Value::Kind::kSequence && in.size() > 1;
+  if (x.kind == Value::Kind::kAttention || x.kind == Value::Kind::kSequence) return false;
+  if (op == "Cast") return !x.is_numbers() && !x.is_mask();
+  if (op == "CastLike") return !x.is_numbers() || (in.size() > 1 && !in[1].is_numbers());
+  if (op == "Gather") {
+    return !x.is_numbers() && in.size() > 1 && in[1].is_numbers() && in[1].view.rank() == 0;
   }
-  if (x.kind == Value::Kind::kAttention || x.kind == Value::Kind::kSequence) {
-    return absl::NotFoundError("");
-  }
-  const bool to_truth = op == "Cast" && attributes.Integer("to", 1) == 9;
-  if (to_truth && x.is_activation() && drafts_[x.root].form == Draft::Form::kTokens) {
-    onnx::Node is_other;
-    is_other.set_op_type("Not");
-    CADRE_ASSIGN_OR_RETURN(const Value mask, FoldMasks(is_other, {IsToken(x, 0)}));
-    return one(mask);
-  }
-  if (((op == "Cast" && !x.is_mask()) || op == "CastLike") && !x.is_numbers()) {
-    const bool tokens = x.is_activation() && drafts_[x.root].form == Draft::Form::kTokens;
-    const int64_t to = attributes.Integer("to", 1);
-    const bool floating = op == "CastLike" ? in.size() < 2 || !(in[1].is_numbers() && in[1].integer)
-                                           : to == 1 || to == 10 || to == 11 || to == 16;
-    if (floating || tokens || x.is_mask()) return one(x);
-    return Unsupported(absl::StrCat("it rounds ", Describe(x), " to whole numbers",
-                                    op == "Cast" ? ": " + AttributeText(node, "to") : ""));
-  }
-  if (op == "CastLike" && in.size() > 1 && !in[1].is_numbers()) {
-    Value numbers = x;
-    numbers.integer = false;  // activations and parameters are floating point
-    return one(numbers);
-  }
-  if (op == "Split" || op == "SplitToSequence") return Split(node, in);
-  Value result = x;
-  if (op == "Transpose") {
-    std::vector<int64_t> order(x.view.rank());
-    for (int d = 0; d < x.view.rank(); ++d) order[d] = x.view.rank() - 1 - d;
-    order = attributes.Integers("perm", order);
-    std::set<int64_t> dims(order.begin(), order.end());
-    if (std::ssize(order) != x.view.rank() || std::ssize(dims) != x.view.rank() ||
-        (!dims.empty() && (*dims.begin() != 0 || *dims.rbegin() != x.view.rank() - 1))) {
-      return Unsupported(absl::StrCat(AttributeText(node, "perm"), ", not a permutation of the ",
-                                      x.view.rank(), " dimensions of the input"));
-    }
-    result.view = x.view.Transposed(order);
-    return one(result);
-  }
-  if (op == "Expand") {
-    const auto sizes = in.size() > 1 ? AsIntegers(in[1]) : std::nullopt;
-    const auto view = sizes ? x.view.Expanded(*sizes) : std::nullopt;
-    const bool folded = x.is_numbers() || x.is_mask();
-    if (!view || (folded && view->elements() > kMaxFoldedElements) ||
-        (x.is_activation() && view->elements() != x.view.elements())) {
-      return Unsupported(absl::StrCat("it expands ", Describe(x), " to ",
-                                      sizes ? absl::StrCat("[", absl::StrJoin(*sizes, ", "), "]")
-                                            : "extents that are not fixed",
-                                      ", which is not supported"));
-    }
-    result.view = *view;
-    return one(result);
-  }
-  if (op == "Gather" && !x.is_numbers() && in.size() > 1 && in[1].is_numbers() &&
-      in[1].view.rank() == 0) {
-    const auto index = AsIntegers(in[1]);
-    int64_t axis = attributes.Integer("axis", 0);
-    axis += axis < 0 ? x.view.rank() : 0;
-    if (!index || axis < 0 || axis >= x.view.rank()) {
-      return Unsupported(absl::StrCat(AttributeText(node, "axis"), ", and its input has ",
-                                      x.view.rank(), " dimensions"));
-    }
-    const int64_t at = (*index)[0] + ((*index)[0] < 0 ? x.view.size(axis) : 0);
-    if (at < 0 || at >= x.view.size(axis)) {
-      return Unsupported(absl::StrCat("its index ", (*index)[0], " is outside of dimension ", axis,
-                                      " of ", Describe(x)));
-    }
-    result.view = x.view.Selected(axis, at);
-    return one(result);
-  }
-  absl::StatusOr<Value> changed = absl::NotFoundError("");
-  if (op == "Reshape" || op == "Flatten") changed = Reshape(node, in);
-  if (op == "Squeeze") changed = Squeeze(in);
-  if (op == "Unsqueeze") changed = Unsqueeze(in);
-  if (op == "Slice") changed = Slice(in);
-  if (!changed.ok()) return changed.status();
-  return one(*std::move(changed));
+  return true;
 }
 
-absl::StatusOr<Value> Translator::Reshape(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Identity(Translator& /*t*/, const onnx::Node& /*node*/, const Inputs& in) {
+  return in[0];
+}
+
+absl::StatusOr<Value> SequenceAt(Translator& t, const onnx::Node& /*node*/, const Inputs& in) {
+  const auto index = t.AsIntegers(in[1]);
+  const std::vector<Value>& values = in[0].sequence;
+  if (!index || index->size() != 1 || (*index)[0] < 0 || (*index)[0] >= std::ssize(values)) {
+    return Unsupported(absl::StrCat("its index is not a fixed position of the ", values.size(),
+                                    " values of the sequence"));
+  }
+  return values[(*index)[0]];
+}
+
+// Casts to floating point change nothing. A cast of tokens to truth is a mask: all but token 0.
+absl::StatusOr<Value> Cast(Translator& t, const onnx::Node& node, const Inputs& in) {
+  const Value& x = in[0];
+  if (x.is_numbers()) {
+    Value numbers = x;
+    numbers.integer = false;  // like activations and parameters, which are floating point
+    return numbers;
+  }
+  const bool like = node.op_type() == "CastLike";
+  const bool tokens = x.is_activation() && t.drafts()[x.root].form == Draft::Form::kTokens;
+  const int64_t to = Attributes(node).Integer("to", 1);
+  if (tokens && !like && to == 9) {
+    onnx::Node is_other;
+    is_other.set_op_type("Not");
+    return t.FoldMasks(is_other, {t.IsToken(x, 0)});
+  }
+  const bool floating = like ? in.size() < 2 || !(in[1].is_numbers() && in[1].integer)
+                             : to == 1 || to == 10 || to == 11 || to == 16;
+  if (floating || tokens || x.is_mask()) return x;
+  return Unsupported(absl::StrCat("it rounds ", t.Describe(x), " to whole numbers",
+                                  like ? "" : ": " + AttributeText(node, "to")));
+}
+
+absl::StatusOr<Value> Transpose(Translator& /*t*/, const onnx::Node& node, const Inputs& in) {
+  Value result = in[0];
+  const int rank = in[0].view.rank();
+  std::vector<int64_t> order(rank);
+  for (int d = 0; d < rank; ++d) order[d] = rank - 1 - d;
+  order = Attributes(node).Integers("perm", order);
+  const std::set<int64_t> dims(order.begin(), order.end());
+  if (std::ssize(order) != rank || std::ssize(dims) != rank ||
+      (!dims.empty() && (*dims.begin() != 0 || *dims.rbegin() != rank - 1))) {
+    return Unsupported(absl::StrCat(AttributeText(node, "perm"), ", not a permutation of the ",
+                                    rank, " dimensions of the input"));
+  }
+  result.view = in[0].view.Transposed(order);
+  return result;
+}
+
+absl::StatusOr<Value> Expand(Translator& t, const onnx::Node& /*node*/, const Inputs& in) {
+  Value result = in[0];
+  const auto sizes = in.size() > 1 ? t.AsIntegers(in[1]) : std::nullopt;
+  const auto view = sizes ? result.view.Expanded(*sizes) : std::nullopt;
+  const bool folded = result.is_numbers() || result.is_mask();
+  if (!view || (folded && view->elements() > kMaxFoldedElements) ||
+      (result.is_activation() && view->elements() != result.view.elements())) {
+    return Unsupported(absl::StrCat(
+        "it expands ", t.Describe(result), " to ",
+        sizes ? absl::StrCat("[", absl::StrJoin(*sizes, ", "), "]") : "extents that are not fixed",
+        ", which is not supported"));
+  }
+  result.view = *view;
+  return result;
+}
+
+// Gather with one fixed index.
+absl::StatusOr<Value> SelectIndex(Translator& t, const onnx::Node& node, const Inputs& in) {
+  Value result = in[0];
+  const auto index = t.AsIntegers(in[1]);
+  int64_t axis = Attributes(node).Integer("axis", 0);
+  axis += axis < 0 ? result.view.rank() : 0;
+  if (!index || axis < 0 || axis >= result.view.rank()) {
+    return Unsupported(absl::StrCat(AttributeText(node, "axis"), ", and its input has ",
+                                    result.view.rank(), " dimensions"));
+  }
+  const int64_t at = (*index)[0] + ((*index)[0] < 0 ? result.view.size(axis) : 0);
+  if (at < 0 || at >= result.view.size(axis)) {
+    return Unsupported(absl::StrCat("its index ", (*index)[0], " is outside of dimension ", axis,
+                                    " of ", t.Describe(in[0])));
+  }
+  result.view = result.view.Selected(axis, at);
+  return result;
+}
+
+absl::StatusOr<Value> Reshape(Translator& t, const onnx::Node& node, const Inputs& in) {
   Value result = in[0];
   const std::vector<int64_t> before = in[0].view.sizes();
   const int64_t elements = in[0].view.elements();
@@ -117,10 +126,10 @@ absl::StatusOr<Value> Translator::Reshape(const onnx::Node& node, const std::vec
     sizes = {ProductOf({before.begin(), before.begin() + axis}),
              ProductOf({before.begin() + axis, before.end()})};
   } else {
-    const auto wanted = in.size() > 1 ? AsIntegers(in[1]) : std::nullopt;
+    const auto wanted = in.size() > 1 ? t.AsIntegers(in[1]) : std::nullopt;
     if (!wanted || wanted->size() > View::kMaxDims) {
       return Unsupported(absl::StrCat("its shape is ",
-                                      in.size() > 1 ? Describe(in[1]) : std::string("absent"),
+                                      in.size() > 1 ? t.Describe(in[1]) : std::string("absent"),
                                       ", not a list of fixed extents"));
     }
     sizes = *wanted;
@@ -154,11 +163,11 @@ absl::StatusOr<Value> Translator::Reshape(const onnx::Node& node, const std::vec
   return result;
 }
 
-absl::StatusOr<Value> Translator::Squeeze(const std::vector<Value>& in) {
+absl::StatusOr<Value> Squeeze(Translator& t, const onnx::Node& /*node*/, const Inputs& in) {
   Value result = in[0];
-  const auto axes = in.size() > 1 ? AsIntegers(in[1]) : std::nullopt;
+  const auto axes = in.size() > 1 ? t.AsIntegers(in[1]) : std::nullopt;
   if (in.size() > 1 && !axes) {
-    return Unsupported(absl::StrCat("its axes are ", Describe(in[1]), ", not fixed numbers"));
+    return Unsupported(absl::StrCat("its axes are ", t.Describe(in[1]), ", not fixed numbers"));
   }
   std::set<int64_t> removed;
   for (int64_t d = 0; !axes && d < in[0].view.rank(); ++d) {
@@ -169,7 +178,7 @@ absl::StatusOr<Value> Translator::Squeeze(const std::vector<Value>& in) {
   }
   for (auto d = removed.rbegin(); d != removed.rend(); ++d) {
     if (*d < 0 || *d >= in[0].view.rank() || in[0].view.size(*d) != 1) {
-      return Unsupported(absl::StrCat("it removes dimension ", *d, " of ", Describe(in[0]),
+      return Unsupported(absl::StrCat("it removes dimension ", *d, " of ", t.Describe(in[0]),
                                       ", which does not have the extent 1"));
     }
     result.view = result.view.Selected(*d, 0);
@@ -177,11 +186,11 @@ absl::StatusOr<Value> Translator::Squeeze(const std::vector<Value>& in) {
   return result;
 }
 
-absl::StatusOr<Value> Translator::Unsqueeze(const std::vector<Value>& in) {
-  const auto axes = in.size() > 1 ? AsIntegers(in[1]) : std::nullopt;
+absl::StatusOr<Value> Unsqueeze(Translator& t, const onnx::Node& /*node*/, const Inputs& in) {
+  const auto axes = in.size() > 1 ? t.AsIntegers(in[1]) : std::nullopt;
   if (!axes || in[0].view.rank() + axes->size() > View::kMaxDims) {
     return Unsupported(absl::StrCat("its axes are ",
-                                    in.size() > 1 ? Describe(in[1]) : std::string("absent"),
+                                    in.size() > 1 ? t.Describe(in[1]) : std::string("absent"),
                                     ", not fixed numbers"));
   }
   const int64_t rank = in[0].view.rank() + std::ssize(*axes);
@@ -202,14 +211,14 @@ absl::StatusOr<Value> Translator::Unsqueeze(const std::vector<Value>& in) {
   return result;
 }
 
-absl::StatusOr<Value> Translator::Slice(const std::vector<Value>& in) {
+absl::StatusOr<Value> Slice(Translator& t, const onnx::Node& /*node*/, const Inputs& in) {
   if (in.size() < 3) return Unsupported("its inputs starts and ends are absent");
-  const auto begins = AsIntegers(in[1]), ends = AsIntegers(in[2]);
-  auto axes = in.size() > 3 ? AsIntegers(in[3]) : std::nullopt;
-  const auto steps = in.size() > 4 ? AsIntegers(in[4]) : std::nullopt;
+  const auto begins = t.AsIntegers(in[1]), ends = t.AsIntegers(in[2]);
+  auto axes = in.size() > 3 ? t.AsIntegers(in[3]) : std::nullopt;
+  const auto steps = in.size() > 4 ? t.AsIntegers(in[4]) : std::nullopt;
   if (!begins || !ends || begins->size() != ends->size() || (in.size() > 3 && !axes)) {
-    return Unsupported(absl::StrCat("its starts are ", Describe(in[1]), ", and its ends are ",
-                                    Describe(in[2]), ": they must be fixed numbers"));
+    return Unsupported(absl::StrCat("its starts are ", t.Describe(in[1]), ", and its ends are ",
+                                    t.Describe(in[2]), ": they must be fixed numbers"));
   }
   if (!axes) {
     axes.emplace();
@@ -234,7 +243,7 @@ absl::StatusOr<Value> Translator::Slice(const std::vector<Value>& in) {
     const auto view = result.view.Sliced(axis, begin, std::max(begin, at((*ends)[i])));
     if (!view) {
       return Unsupported(absl::StrCat("it takes elements ", (*begins)[i], " to ", (*ends)[i],
-                                      " of dimension ", axis, " of ", Describe(in[0]),
+                                      " of dimension ", axis, " of ", t.Describe(in[0]),
                                       ", which are not evenly spaced"));
     }
     result.view = *view;
@@ -242,7 +251,7 @@ absl::StatusOr<Value> Translator::Slice(const std::vector<Value>& in) {
   return result;
 }
 
-Translator::Results Translator::Split(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Split(Translator& t, const onnx::Node& node, const Inputs& in) {
   const Attributes attributes(node);
   const bool sequence = node.op_type() == "SplitToSequence";
   int64_t axis = attributes.Integer("axis", 0);
@@ -254,10 +263,10 @@ Translator::Results Translator::Split(const onnx::Node& node, const std::vector<
   const int64_t extent = in[0].view.size(axis);
   std::vector<int64_t> lengths;
   if (in.size() > 1) {
-    const auto given = AsIntegers(in[1]);
+    const auto given = t.AsIntegers(in[1]);
     if (!given || given->empty()) {
       return Unsupported(
-          absl::StrCat("the lengths of its parts are ", Describe(in[1]), ", not fixed numbers"));
+          absl::StrCat("the lengths of its parts are ", t.Describe(in[1]), ", not fixed numbers"));
     }
     lengths = *given;
     if (in[1].view.rank() == 0) {
@@ -279,7 +288,7 @@ Translator::Results Translator::Split(const onnx::Node& node, const std::vector<
   }
   const absl::Status misfit =
       Unsupported(absl::StrCat("the lengths of its parts, [", absl::StrJoin(lengths, ", "),
-                               "], do not fit dimension ", axis, " of ", Describe(in[0])));
+                               "], do not fit dimension ", axis, " of ", t.Describe(in[0])));
   std::vector<Value> parts;
   int64_t begin = 0;
   for (const int64_t length : lengths) {
@@ -291,11 +300,10 @@ Translator::Results Translator::Split(const onnx::Node& node, const std::vector<
     begin += length;
   }
   if (begin != extent) return misfit;
-  if (!sequence) return parts;
-  if (attributes.Integer("keepdims", 1) == 0) {
+  if (sequence && attributes.Integer("keepdims", 1) == 0) {
     return Unsupported(AttributeText(node, "keepdims") + "; only 1 is supported");
   }
-  return std::vector<Value>{{.kind = Value::Kind::kSequence, .sequence = std::move(parts)}};
+  return Value{.kind = Value::Kind::kSequence, .sequence = std::move(parts)};
 }
 
-}  // namespace cadre
+}  // namespace cadre::rules

@@ -15,7 +15,6 @@
 #include "cli/import/attributes.h"
 #include "cli/import/folding.h"
 #include "cli/import/graph_order.h"
-#include "cli/import/import.h"
 #include "cli/import/onnx_file.h"
 #include "cli/import/value.h"
 #include "proto/cadre/onnx/model.pb.h"
@@ -76,7 +75,8 @@ struct Draft {
 // An operator, or a use of one, that has no translation.
 inline absl::Status Unsupported(const std::string& what) { return absl::UnimplementedError(what); }
 
-inline std::vector<Value> One(Value value) { return {std::move(value)}; }
+// An operator without a rule, of which there is no more to say.
+inline absl::Status NotSupported() { return Unsupported(""); }
 
 // The extents of a value: "[2, 3, 8, 8]".
 std::string ExtentsOf(const Value& value);
@@ -90,10 +90,10 @@ class Translator {
   // Draft 0 is the input. `scores`: the output to translate. `batch`: the samples of a graph that
   // leaves their number open. The graph is borrowed.
   Translator(const onnx::Graph& graph, const std::vector<OnnxTensor>& initializers,
-             const ImportOptions& options, const std::string& scores, int64_t batch)
+             std::optional<uint32_t> padding_token, const std::string& scores, int64_t batch)
       : graph_(graph),
         initializers_(initializers),
-        options_(options),
+        padding_token_(padding_token),
         scores_(scores),
         order_(OrderFor(graph, scores)),
         batch_(batch) {}
@@ -112,88 +112,35 @@ class Translator {
   // Dropout operators that do nothing in the graph.
   const std::vector<std::string>& inactive_dropouts() const { return inactive_dropouts_; }
 
- private:
-  using Results = absl::StatusOr<std::vector<Value>>;
-  using Rule = Results (Translator::*)(const onnx::Node&, const std::vector<Value>&);
-  static const std::map<std::string, Rule>& Rules();
-
-  // --- translate.cc: the graph and its values ---
-  void SetInitializers();
-  void SetInputs();
-  absl::Status SetInput(const onnx::ValueInfo& info);
-  absl::Status SetSecondInput(const onnx::ValueInfo& info);
-  // The draft of the output with the scores. Errors: what it is instead.
-  absl::StatusOr<int> ScoresDraft();
-  void Translate(const onnx::Node& node);
-  Results TranslateNode(const onnx::Node& node, std::vector<Value> inputs);
-  // --- translate_structure.cc: operators that only rearrange elements ---
-  Results Structure(const onnx::Node& node, const std::vector<Value>& in);
-  Results Split(const onnx::Node& node, const std::vector<Value>& in);
-  absl::StatusOr<Value> Slice(const std::vector<Value>& in);
-  absl::StatusOr<Value> Reshape(const onnx::Node& node, const std::vector<Value>& in);
-  absl::StatusOr<Value> Squeeze(const std::vector<Value>& in);
-  absl::StatusOr<Value> Unsqueeze(const std::vector<Value>& in);
-  // --- translate.cc ---
-  absl::StatusOr<Value> Constant(const onnx::Node& node);
+  // --- For the rules (rules.h): translate.cc ---
+  // Samples of the batch with which the graph was exported.
+  int64_t batch() const { return batch_; }
+  void AddInactiveDropout(std::string name) { inactive_dropouts_.push_back(std::move(name)); }
+  // The result of a node with these inputs; that of Split is a sequence. Errors: NotSupported for
+  // operators without a rule.
+  absl::StatusOr<Value> TranslateNode(const onnx::Node& node, std::vector<Value> inputs);
   // The numbers of a value: also of a small parameter.
   std::optional<Value> AsNumbers(const Value& value);
   std::optional<std::vector<int64_t>> AsIntegers(const Value& value) const;
   // The number that all elements have.
   std::optional<double> AsScalar(const Value& value);
+
   // --- translate_elementwise.cc ---
-  Results Elementwise(const onnx::Node& node, const std::vector<Value>& in);
-  Results Pairwise(const onnx::Node& node, const std::vector<Value>& in);
-  absl::StatusOr<Value> Combine(const onnx::Node& node, const Value& a, const Value& b);
-  Results Clip(const onnx::Node& node, const std::vector<Value>& in);
-  Results Activation(const Value& x, const Samples& function);
+  // The activation with a function that the node has composed of its inputs.
+  Value Composed(const Value& base, const Samples& function, const onnx::Node& node,
+                 const std::vector<Value>& in);
 
-  // --- Operators that become layers: translate_images.cc, translate_rows.cc,
-  // translate_attention.cc ---
-  Results Convolution(const onnx::Node& node, const std::vector<Value>& in);
-  Results Pool(const onnx::Node& node, const std::vector<Value>& in);
-  Results GlobalPool(const onnx::Node& node, const std::vector<Value>& in);
-  Results Mean(const onnx::Node& node, const std::vector<Value>& in);
-  Results BatchNorm(const onnx::Node& node, const std::vector<Value>& in);
-  Results LayerNorm(const onnx::Node& node, const std::vector<Value>& in);
-  Results ResponseNorm(const onnx::Node& node, const std::vector<Value>& in);
-  Results Gemm(const onnx::Node& node, const std::vector<Value>& in);
-  Results MatMul(const onnx::Node& node, const std::vector<Value>& in);
-  Results Gather(const onnx::Node& node, const std::vector<Value>& in);
-  Results Concat(const onnx::Node& node, const std::vector<Value>& in);
-  Results Dropout(const onnx::Node& node, const std::vector<Value>& in);
-  Results Softmax(const onnx::Node& node, const std::vector<Value>& in);
-  // x + bias, where the bias is a parameter.
-  absl::StatusOr<Value> AddParameter(const Value& x, const Value& bias);
-  // The bias of a convolution, [channels, 1, 1]. Errors: NotFound if `x` is not an image or `bias`
-  // has other extents.
-  absl::StatusOr<Value> AddToChannels(const Value& x, const Value& bias);
-  absl::StatusOr<Value> AddOrMultiply(const onnx::Node& node, Value a, Value b);
-  // `weight`: [out, in].
-  absl::StatusOr<Value> FullyConnected(const Value& x, const Value& weight);
-  absl::StatusOr<Value> OutputProjection(const Value& x, const Value& weight);
-  Results OfAttention(const onnx::Node& node, const std::vector<Value>& in);
-  Results Scores(const Value& queries, const Value& keys);
-  Results Context(const Attention& attention, const Value& values);
-
-  // --- Masks: translate_masks.cc ---
+  // --- translate_masks.cc ---
   // Whether each token of a value of the input's tokens has the id, as a mask.
   Value IsToken(const Value& tokens, int64_t id) const;
-  // A comparison of tokens with a number. Errors: NotFound for other operators.
-  Results CompareTokens(const onnx::Node& node, const std::vector<Value>& in);
-  // The result of an operator on masks and known numbers. Errors: NotFound for other operators and
-  // operands.
+  // The result of an operator on masks and known numbers.
   absl::StatusOr<Value> FoldMasks(const onnx::Node& node, const std::vector<Value>& in);
   // Applies `added`, numbers or a mask that are added to the scores of an attention.
   absl::Status HideKeys(const Value& added, Attention& attention);
-  // The sample of each part [queries, keys] of the scores of an attention.
-  absl::StatusOr<std::vector<int64_t>> SamplesOfScores(const Attention& attention);
 
   // --- Access to activations: translate_access.cc ---
   // The same value without a function: the activation becomes a layer.
   absl::StatusOr<Value> Plain(const Value& value);
-  // " by operator Transpose of node 'x' (its attribute perm is [0, 3, 1, 2])": the node that
-  // computed `value`, an input of the node that is translated; empty if there is none.
-  std::string RearrangedBy(const Value& value) const;
   // A plain value that is a whole image.
   absl::StatusOr<Value> Image(const Value& value);
   // A plain value of rows: the last dimension is a whole row of its draft, the other dimensions are
@@ -211,12 +158,46 @@ class Translator {
   absl::StatusOr<DraftParameter> WholeParameter(const char* name, const Shape& shape,
                                                 const Value& value) const;
 
+ private:
+  // --- translate.cc ---
+  void SetInitializers();
+  void SetInputs();
+  absl::Status SetInput(const onnx::ValueInfo& info);
+  absl::Status SetSecondInput(const onnx::ValueInfo& info);
+  // The draft of the output with the scores. Errors: what it is instead.
+  absl::StatusOr<int> ScoresDraft();
+  void Translate(const onnx::Node& node);
+  absl::StatusOr<Value> Constant(const onnx::Node& node);
+  // --- translate_elementwise.cc ---
+  absl::StatusOr<Value> Elementwise(const onnx::Node& node, const std::vector<Value>& in);
+  absl::StatusOr<Value> Pairwise(const onnx::Node& node, const std::vector<Value>& in);
+  absl::StatusOr<Value> Combine(const onnx::Node& node, const Value& a, const Value& b);
+  // --- translate_masks.cc ---
+  // A comparison of tokens with a number.
+  absl::StatusOr<Value> CompareTokens(const onnx::Node& node, const std::vector<Value>& in);
+  // Numbers or a mask as three arrays of numbers, like those of Mask.
+  struct MaskArrays {
+    Value on, off, token;
+  };
+  absl::StatusOr<MaskArrays> ArraysOf(const Value& added);
+  // Hides the keys of the token of a mask with the id from all queries of the attention.
+  // `hides_on`: keys are hidden where the mask's condition holds.
+  absl::Status SetPadding(int64_t id, bool hides_on, Attention& attention);
+  // The sample of each part [queries, keys] of the scores of an attention.
+  absl::StatusOr<std::vector<int64_t>> SamplesOfScores(const Attention& attention);
+  // --- translate_access.cc ---
+  // A value of an image with its channels last as that of a layer to_tokens; nothing for other
+  // orders.
+  std::optional<Value> TokensOfImage(Value plain);
+  // " by operator Transpose of node 'x' (its attribute perm is [0, 3, 1, 2])": the node that
+  // computed `value`, an input of the node that is translated; empty if there is none.
+  std::string RearrangedBy(const Value& value) const;
+
   const onnx::Graph& graph_;
   std::vector<OnnxTensor> initializers_;
-  const ImportOptions options_;
+  const std::optional<uint32_t> padding_token_;
   const std::string scores_;
   const GraphOrder order_;
-  // Samples of the batch with which the graph was exported.
   int64_t batch_;
   bool batch_is_variable_ = false;
   std::map<std::string, Value> values_;
