@@ -1,5 +1,9 @@
 // All texts derive from the table of verbs: a verb without an entry in the help, or a flag that the
-// help describes but the parser does not know, cannot occur.
+// help describes but the parser does not know, cannot occur. The paragraphs and examples of a verb
+// are in cli/help/VERB.txt, if there are any.
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -12,6 +16,22 @@ namespace {
 constexpr size_t kColumns = 100;
 // Column in which the explanation of a flag begins.
 constexpr size_t kFlagColumn = 24;
+
+// The text of a verb, as in its file.
+struct HelpText {
+  absl::string_view verb;
+  absl::string_view text;
+};
+constexpr HelpText kTexts[] = {
+#include "cli/help_texts.inc"
+};
+constexpr absl::string_view kExamples = "\nExamples:\n";
+
+absl::string_view TextOf(absl::string_view verb) {
+  const auto* const found = std::find_if(std::begin(kTexts), std::end(kTexts),
+                                         [&](const HelpText& text) { return text.verb == verb; });
+  return found == std::end(kTexts) ? "" : found->text;
+}
 
 // One flag: its label in the first column, the explanation, wrapped, in the second. A switch that
 // is on by default is shown in the form that turns it off.
@@ -79,11 +99,12 @@ std::string GeneralHelp() {
 std::string VerbHelp(const Verb& verb) {
   std::string out =
       absl::StrCat("cadre ", verb.name, ": ", verb.brief, "\n\nUsage: ", Usage(verb), "\n");
-  if (!verb.text.empty()) absl::StrAppend(&out, "\n", verb.text);
+  const absl::string_view text = TextOf(verb.name);
+  const size_t examples = std::min(text.find(kExamples), text.size());
+  if (examples > 0) absl::StrAppend(&out, "\n", text.substr(0, examples));
   AppendFlags("Flags", verb.flags, out);
   AppendFlags("Flags of every verb", GlobalFlags(), out);
-  if (!verb.examples.empty()) absl::StrAppend(&out, "\nExamples:\n", verb.examples);
-  return out;
+  return absl::StrCat(out, text.substr(examples));
 }
 
 }  // namespace cadre

@@ -1,8 +1,8 @@
 // The command line as a table: verbs, their arguments and their flags.
 //
-// Everything that concerns the command line derives from this table: parsing and its errors
-// (cli/command_line.h), help (below, and cli/help.cc) and shell completion (cli/completion.h). A
-// flag that is not in a verb's row can therefore not be given to the verb.
+// Everything that concerns the command line derives from this table and the texts of cli/help:
+// parsing and its errors (cli/command_line.h), help (below, and cli/help.cc) and shell completion
+// (cli/completion.h). A flag that is not in a verb's row can therefore not be given to the verb.
 //
 // Plain values; the table is constant and therefore thread-safe.
 #pragma once
@@ -86,10 +86,6 @@ struct Verb {
   std::vector<Flag> flags = {};
   // One line.
   absl::string_view brief;
-  // Paragraphs; may be empty.
-  absl::string_view text = "";
-  // Command lines; may be empty.
-  absl::string_view examples = "";
   // Whether the verb handles interrupts itself, to end its child processes (cli/interrupt.h).
   bool handles_interrupts = false;
   // Returns the exit code. Errors: UsageError for an invalid command line, which is reported with

@@ -56,7 +56,7 @@ def check(files):
             continue
         if suffix in (".cc", ".h"):
             text = messages_of(text)
-        elif suffix != ".md":
+        elif suffix not in (".md", ".txt"):
             continue
         for name in sorted(names_in(text)):
             if name not in defined and not (name.startswith("no-") and name[3:] in defined):
@@ -71,6 +71,8 @@ def read(root):
         for path in (root / folder).rglob("*"):
             if path.suffix in (".cc", ".h", ".py", ".sh", ".md") and path.is_file():
                 files[path.relative_to(root).as_posix()] = path.read_text(errors="replace")
+    for path in (root / "cli/help").glob("*.txt"):
+        files[path.relative_to(root).as_posix()] = path.read_text()
     files["README.md"] = (root / "README.md").read_text()
     return files
 
