@@ -114,7 +114,7 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
     case v1::MemberMessage::kTraced:
       return OnTraced(member, message.traced());
     case v1::MemberMessage::kRestaged:
-      return OnRestaged(message.restaged());
+      return shards_.OnRestaged(message.restaged());
     default:
       return;
   }

@@ -140,8 +140,6 @@ class Run {
   // Ends all generations.
   void FenceAll(absl::string_view reason);
   void SendCloseRun(const Member& aggregator) const;
-  // Whether the aggregator stores values of this run that its Hello does not list.
-  bool Lacks(const v1::Hello& hello) const;
   // Errors: InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted.
   absl::Status StartTrace(const TraceGroup& request, uint64_t number);
   void CancelTrace(RequestId request);
@@ -172,13 +170,12 @@ class Run {
   uint64_t revision() const { return revision_; }
   void Touch() { ++revision_; }
   const Slots& slots() const { return slots_; }
+  const Shards& shards() const { return shards_; }
   const History& history() const { return history_; }
   // Adds the shards that the aggregator stores for this run.
   void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
 
  private:
-  // Whether the aggregator may have a state of the shard that the record does not know.
-  bool MayStore(absl::string_view aggregator, uint32_t shard) const;
   bool averages() const { return Averages(spec()); }
   // Whether the shards are applying a closed round.
   bool committing() const { return commits_.closing().has_value(); }
@@ -325,20 +322,12 @@ class Run {
   void RequestValues(uint32_t shard, ShardRestore& restore, uint32_t group);
   void SendRestage(const Slot& slot, uint32_t rank, uint32_t shard, const ShardRestore& restore);
   void ResendRestages(const Slot& slot, uint32_t rank);
-  void OnRestaged(const v1::Restaged& restaged);
-  // Whether no lost shard prevents the round from closing.
-  bool ShardsMayClose() const;
-  // Whether the shard, or every shard, accepts contributions to the open round.
-  bool Accepts(uint32_t shard) const;
-  bool ShardsAccept() const;
   // Groups that wait for a version that will not be restored: they are not awaited, and released
   // when the round closes.
   std::vector<uint32_t> LeftOut() const;
   // Live groups that the round awaits for a short time only, or not at all.
   Round::Away Away() const;
   void Park(uint32_t shard, absl::string_view reason);
-  // Empty if no shard is lost.
-  std::string RestoreReason() const;
 
   // -- run_round.cc
   void OnContributed(Member& member, const v1::Contributed& contributed);

@@ -273,7 +273,7 @@ std::optional<std::string> Run::WaitReasonBesideWorkers() const {
       if (delayed.run() == id()) return Cluster::DelayText(aggregator, delayed);
     }
   }
-  if (std::string reason = RestoreReason(); !reason.empty()) return reason;
+  if (std::string reason = shards_.RestoreReason(); !reason.empty()) return reason;
   if (record_.has_evaluating() && IsComplete(record_.evaluating())) {
     if (AwaitsPrograms()) return "waiting for the programs to load the last version";
     if (AwaitsCheckpoint()) {
