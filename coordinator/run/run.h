@@ -11,7 +11,7 @@
 //   run_behind.cc      a record that is older than the values on the aggregators
 //   run_round.cc       contributions, commits, decisions
 //   run_scaling.cc     changes of the number of groups
-//   run_evaluation.cc  parts of the test split
+//   run_evaluation.cc  parts of the test split, the last checkpoint
 //   run_trace.cc       traces of a group's next steps
 //   run_status.cc      the status
 //
@@ -34,6 +34,7 @@
 #include "coordinator/events/events.h"
 #include "coordinator/events/options.h"
 #include "coordinator/run/adoption.h"
+#include "coordinator/run/checkpoints.h"
 #include "coordinator/run/commits.h"
 #include "coordinator/run/group_planner.h"
 #include "coordinator/run/history.h"
@@ -398,19 +399,9 @@ class Run {
   // After a reconnect, sends its part again to a group that has finished training, since no message
   // of the group would request it.
   void ResendPart(Slot& slot);
-
-  // -- run_checkpoints.cc
-  bool WritesCheckpoints() const { return !spec().checkpoint().directory().empty(); }
   void OnCheckpointed(const Member& member, const v1::Checkpointed& report);
-  // Whether the checkpoint of the newest step is written, or could not be written.
-  bool HasLastCheckpoint() const;
-  bool FailedLastCheckpoint() const;
-  // Whether the run is about to end, and nothing was reported of its last checkpoint.
-  bool LacksLastCheckpoint() const;
   // Whether group 0, or a group 0 of idle workers, may still write the last checkpoint.
   bool AwaitsCheckpoint() const;
-  // Why the checkpoint of the newest step is missing; empty if it is not.
-  std::string MissingCheckpoint() const;
 
   // -- run_trace.cc
   void OnTraced(const Member& member, const v1::Traced& traced);
@@ -440,6 +431,7 @@ class Run {
   Round round_;
   Commits commits_;
   Shards shards_;
+  Checkpoints checkpoints_;
   History history_;
   IdenticalBatches identical_batches_;
   // The state of the last event about it.

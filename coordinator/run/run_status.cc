@@ -125,7 +125,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
-  if (WritesCheckpoints()) *status.mutable_checkpoint() = record.checkpoint();
+  if (checkpoints_.Writes()) *status.mutable_checkpoint() = record.checkpoint();
   *status.mutable_warnings() = record.warnings();
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
   FillTimes(now, status);
