@@ -309,7 +309,7 @@ bool Machine::IsImpostor(const v1::Hello& hello) const {
   return member != nullptr && member->connected() &&
          member->record.incarnation() != hello.incarnation() &&
          (LacksStoredRun(hello) || std::any_of(runs_.begin(), runs_.end(), [&](const auto& entry) {
-            return entry.second.Lacks(hello);
+            return entry.second.shards().Lacks(hello);
           }));
 }
 

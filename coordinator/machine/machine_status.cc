@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -32,6 +33,22 @@ std::set<std::string> MissingAggregators(const std::map<uint32_t, Run>& runs,
     }
   }
   return missing;
+}
+
+v1::AggregatorStatus AggregatorStatusOf(const Member& member, v1::MemberStatus status,
+                                        const std::map<uint32_t, Run>& runs) {
+  v1::AggregatorStatus aggregator;
+  const auto counter = [&](const char* name) -> uint64_t {
+    const auto found = status.counters().find(name);
+    return found == status.counters().end() ? 0 : found->second;
+  };
+  aggregator.set_free_bytes(counter("disk_free_bytes"));
+  aggregator.set_reserved_bytes(counter("disk_reserved_bytes"));
+  aggregator.mutable_delayed_orders()->Add(member.delayed_orders.begin(),
+                                           member.delayed_orders.end());
+  for (const auto& [number, run] : runs) run.FillShards(member, aggregator);
+  *aggregator.mutable_member() = std::move(status);
+  return aggregator;
 }
 
 }  // namespace
@@ -63,15 +80,16 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
   size_t items = 0;
   size_t bytes = 0;
   const auto full = [&] { return items == max_items || bytes > kMaxPageBytes; };
-  const auto add = [&](const google::protobuf::Message& item) {
+  const auto add = [&](auto& item, auto value) {
+    item = std::move(value);
     ++items;
     bytes += item.ByteSizeLong();
   };
-  if (first) cluster_.FillStatus(now, reply);
-  for (auto it = runs_.lower_bound(first_run); it != runs_.end() && !in_members; ++it) {
-    const Run& run = it->second;
-    if (only != nullptr && &run != only) continue;
-    if (first) *reply.add_runs() = run.Status(now);
+  if (first) {
+    cluster_.FillStatus(now, reply);
+    for (const auto& [number, run] : runs_) {
+      if (only == nullptr || &run == only) *reply.add_runs() = run.Status(now);
+    }
   }
   for (auto it = runs_.lower_bound(first_run); it != runs_.end() && !in_members; ++it) {
     const Run& run = it->second;
@@ -82,9 +100,7 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
         reply.set_next_page_token(absl::StrCat("group ", it->first, " ", slot.group()));
         return reply;
       }
-      v1::GroupStatus& group = *reply.add_groups();
-      group = run.StatusOf(slot, request.details());
-      add(group);
+      add(*reply.add_groups(), run.StatusOf(slot, request.details()));
     }
   }
   const Membership::Map& members = cluster_.members().all();
@@ -96,23 +112,10 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
     }
     const Member& member = it->second;
     if (member.worker()) {
-      v1::MemberStatus& worker = *reply.add_workers();
-      worker = cluster_.StatusOf(member, now);
-      add(worker);
+      add(*reply.add_workers(), cluster_.StatusOf(member, now));
     } else {
-      v1::AggregatorStatus& aggregator = *reply.add_aggregators();
-      *aggregator.mutable_member() = cluster_.StatusOf(member, now);
-      const auto counter = [&](const char* name) -> uint64_t {
-        const auto& counters = aggregator.member().counters();
-        const auto found = counters.find(name);
-        return found == counters.end() ? 0 : found->second;
-      };
-      aggregator.set_free_bytes(counter("disk_free_bytes"));
-      aggregator.set_reserved_bytes(counter("disk_reserved_bytes"));
-      aggregator.mutable_delayed_orders()->Add(member.delayed_orders.begin(),
-                                               member.delayed_orders.end());
-      for (const auto& [number, run] : runs_) run.FillShards(member, aggregator);
-      add(aggregator);
+      add(*reply.add_aggregators(),
+          AggregatorStatusOf(member, cluster_.StatusOf(member, now), runs_));
     }
   }
   return reply;

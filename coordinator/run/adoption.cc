@@ -145,6 +145,45 @@ v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Ap
   return commit;
 }
 
+// The record of the run at this version, which the order made.
+v1::RunRecord RecordAt(const std::string& run, uint32_t version, const v1::OpenRun& open,
+                       const v1::Apply& order) {
+  v1::RunRecord record;
+  record.set_run(run);
+  record.set_lineage(open.lineage());
+  *record.mutable_spec() = open.spec();
+  // Its groups start together, so that none misses the first round.
+  record.set_state(v1::RUN_STATE_QUEUED);
+  record.set_version(version);
+  record.set_step(version == 0 ? FirstStep(open.spec()) : order.step());
+  record.set_samples(order.samples());
+  record.set_rounds_committed(version);
+  record.set_next_evaluation(EvaluationInterval(open.spec()));
+  if (order.has_division()) *record.mutable_division() = order.division();
+  return record;
+}
+
+// Adds the shards and their digests. The digest of the record's version is unknown if a shard has
+// the next one. It is not needed then, because no group forms before the next version is complete.
+void AddShards(const ByShard& shards, RebuiltRun& rebuilt) {
+  v1::RunRecord& record = rebuilt.record;
+  for (const auto& [shard, entry] : shards) {
+    const v1::ShardState& state = entry->second.state();
+    record.add_shards(entry->first);
+    const bool ahead = state.version() > record.version();
+    if (rebuilt.closing.has_value()) rebuilt.closing->add_digests()->set_shard(shard);
+    v1::ShardDigest& digest = ahead ? *rebuilt.closing->mutable_digests(static_cast<int>(shard))
+                                    : *rebuilt.newest.add_digests();
+    digest.set_shard(shard);
+    digest.set_applied(true);
+    digest.set_digest(state.digest());
+    if (!rebuilt.closing.has_value()) {
+      rebuilt.newest.set_digest(rebuilt.newest.digest() + state.digest());
+    }
+  }
+  record.set_digest(rebuilt.newest.digest());
+}
+
 }  // namespace
 
 void Adoption::Add(absl::string_view aggregator, const v1::RunReport& report) {
@@ -188,20 +227,8 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
     rebuilt.problem = ContradictionIn(made, shards);
     if (!rebuilt.problem.empty()) return rebuilt;
   }
-  const v1::OpenRun& open = shards.at(0)->second.open();
   const v1::Apply order = OrderOf(version, shards);
-  v1::RunRecord& record = rebuilt.record;
-  record.set_run(run);
-  record.set_lineage(open.lineage());
-  *record.mutable_spec() = open.spec();
-  // Its groups start together, so that none misses the first round.
-  record.set_state(v1::RUN_STATE_QUEUED);
-  record.set_version(version);
-  record.set_step(version == 0 ? FirstStep(open.spec()) : order.step());
-  record.set_samples(order.samples());
-  record.set_rounds_committed(version);
-  record.set_next_evaluation(EvaluationInterval(open.spec()));
-  if (order.has_division()) *record.mutable_division() = order.division();
+  rebuilt.record = RecordAt(run, version, shards.at(0)->second.open(), order);
   rebuilt.newest = CommitOf(run, version, order);
   rebuilt.newest.set_committed(true);
   if (version_of(*newest) > version) {
@@ -214,25 +241,9 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
     }
     rebuilt.closing = CommitOf(run, version + 1, next);
   }
-  // The digest of version `version` is unknown if a shard has the next one. It is not needed then,
-  // because no group forms before the next version is complete.
-  for (const auto& [shard, entry] : shards) {
-    const v1::ShardState& state = entry->second.state();
-    record.add_shards(entry->first);
-    const bool ahead = state.version() > version;
-    if (rebuilt.closing.has_value()) rebuilt.closing->add_digests()->set_shard(shard);
-    v1::ShardDigest& digest = ahead ? *rebuilt.closing->mutable_digests(static_cast<int>(shard))
-                                    : *rebuilt.newest.add_digests();
-    digest.set_shard(shard);
-    digest.set_applied(true);
-    digest.set_digest(state.digest());
-    if (!rebuilt.closing.has_value()) {
-      rebuilt.newest.set_digest(rebuilt.newest.digest() + state.digest());
-    }
-  }
-  record.set_digest(rebuilt.newest.digest());
+  AddShards(shards, rebuilt);
   for (const auto& [name, report] : reports) {
-    if (!stored.contains(name)) record.add_former_shards(name);
+    if (!stored.contains(name)) rebuilt.record.add_former_shards(name);
   }
   return rebuilt;
 }

@@ -37,6 +37,7 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
               .min_groups = record.spec().averaging().min_groups(),
               .min_grace = MinGrace(record.spec())}),
       shards_(record_),
+      checkpoints_(record_),
       history_(record.run(), context.options.keep_history) {
   for (uint32_t group = 0; group < DivisionOf(record_).groups(); ++group) {
     slots_.Add(Slot(id(), group, cluster_.now()));
@@ -114,7 +115,7 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
     case v1::MemberMessage::kTraced:
       return OnTraced(member, message.traced());
     case v1::MemberMessage::kRestaged:
-      return OnRestaged(message.restaged());
+      return shards_.OnRestaged(message.restaged());
     default:
       return;
   }
@@ -187,9 +188,8 @@ absl::Time Run::NextDeadline() const {
 void Run::End(v1::RunState state, absl::string_view reason) {
   record_.set_state(state);
   record_.set_reason(std::string(reason));
-  if (const std::string missing = MissingCheckpoint();
-      state == v1::RUN_STATE_DONE && !missing.empty()) {
-    record_.mutable_checkpoint()->set_last_missing(true);
+  if (const std::string missing = state == v1::RUN_STATE_DONE ? checkpoints_.End() : "";
+      !missing.empty()) {
     record_.set_reason(absl::StrCat(reason, reason.empty() ? "" : "; ", missing));
   }
   record_.set_ended_ms(absl::ToUnixMillis(cluster_.now()));

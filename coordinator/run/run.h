@@ -11,7 +11,7 @@
 //   run_behind.cc      a record that is older than the values on the aggregators
 //   run_round.cc       contributions, commits, decisions
 //   run_scaling.cc     changes of the number of groups
-//   run_evaluation.cc  parts of the test split
+//   run_evaluation.cc  parts of the test split, the last checkpoint
 //   run_trace.cc       traces of a group's next steps
 //   run_status.cc      the status
 //
@@ -34,6 +34,7 @@
 #include "coordinator/events/events.h"
 #include "coordinator/events/options.h"
 #include "coordinator/run/adoption.h"
+#include "coordinator/run/checkpoints.h"
 #include "coordinator/run/commits.h"
 #include "coordinator/run/group_planner.h"
 #include "coordinator/run/history.h"
@@ -140,8 +141,6 @@ class Run {
   // Ends all generations.
   void FenceAll(absl::string_view reason);
   void SendCloseRun(const Member& aggregator) const;
-  // Whether the aggregator stores values of this run that its Hello does not list.
-  bool Lacks(const v1::Hello& hello) const;
   // Errors: InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted.
   absl::Status StartTrace(const TraceGroup& request, uint64_t number);
   void CancelTrace(RequestId request);
@@ -172,13 +171,12 @@ class Run {
   uint64_t revision() const { return revision_; }
   void Touch() { ++revision_; }
   const Slots& slots() const { return slots_; }
+  const Shards& shards() const { return shards_; }
   const History& history() const { return history_; }
   // Adds the shards that the aggregator stores for this run.
   void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
 
  private:
-  // Whether the aggregator may have a state of the shard that the record does not know.
-  bool MayStore(absl::string_view aggregator, uint32_t shard) const;
   bool averages() const { return Averages(spec()); }
   // Whether the shards are applying a closed round.
   bool committing() const { return commits_.closing().has_value(); }
@@ -325,20 +323,12 @@ class Run {
   void RequestValues(uint32_t shard, ShardRestore& restore, uint32_t group);
   void SendRestage(const Slot& slot, uint32_t rank, uint32_t shard, const ShardRestore& restore);
   void ResendRestages(const Slot& slot, uint32_t rank);
-  void OnRestaged(const v1::Restaged& restaged);
-  // Whether no lost shard prevents the round from closing.
-  bool ShardsMayClose() const;
-  // Whether the shard, or every shard, accepts contributions to the open round.
-  bool Accepts(uint32_t shard) const;
-  bool ShardsAccept() const;
   // Groups that wait for a version that will not be restored: they are not awaited, and released
   // when the round closes.
   std::vector<uint32_t> LeftOut() const;
   // Live groups that the round awaits for a short time only, or not at all.
   Round::Away Away() const;
   void Park(uint32_t shard, absl::string_view reason);
-  // Empty if no shard is lost.
-  std::string RestoreReason() const;
 
   // -- run_round.cc
   void OnContributed(Member& member, const v1::Contributed& contributed);
@@ -409,19 +399,9 @@ class Run {
   // After a reconnect, sends its part again to a group that has finished training, since no message
   // of the group would request it.
   void ResendPart(Slot& slot);
-
-  // -- run_checkpoints.cc
-  bool WritesCheckpoints() const { return !spec().checkpoint().directory().empty(); }
   void OnCheckpointed(const Member& member, const v1::Checkpointed& report);
-  // Whether the checkpoint of the newest step is written, or could not be written.
-  bool HasLastCheckpoint() const;
-  bool FailedLastCheckpoint() const;
-  // Whether the run is about to end, and nothing was reported of its last checkpoint.
-  bool LacksLastCheckpoint() const;
   // Whether group 0, or a group 0 of idle workers, may still write the last checkpoint.
   bool AwaitsCheckpoint() const;
-  // Why the checkpoint of the newest step is missing; empty if it is not.
-  std::string MissingCheckpoint() const;
 
   // -- run_trace.cc
   void OnTraced(const Member& member, const v1::Traced& traced);
@@ -451,6 +431,7 @@ class Run {
   Round round_;
   Commits commits_;
   Shards shards_;
+  Checkpoints checkpoints_;
   History history_;
   IdenticalBatches identical_batches_;
   // The state of the last event about it.

@@ -178,7 +178,7 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   const bool waits =
       slot.unanswered != 0 || (slot.started() && round_.Has(slot.group())) ||
       (slot.preparing() && slot.prepared_ranks().count(rank) != 0) ||
-      (activity == v1::ACTIVITY_EXCHANGING && !(pulls ? shards_.AllOpen() : ShardsAccept()));
+      (activity == v1::ACTIVITY_EXCHANGING && !(pulls ? shards_.AllOpen() : shards_.AllAccept()));
   const bool at_end =
       slot.record().at_end() && AssignedPart(record_.evaluating(), slot.group()) == nullptr;
   if (waits && reports) {

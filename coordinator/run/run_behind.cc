@@ -22,13 +22,8 @@
 
 namespace cadre {
 
-// In the copy, the run may not have chosen its aggregators, and it may have chosen others since.
-bool Run::MayStore(absl::string_view aggregator, uint32_t shard) const {
-  return record_.version() == 0 || shards_.Owns(aggregator, shard);
-}
-
 bool Run::IsLater(absl::string_view aggregator, const v1::ShardState& shard) const {
-  if (!live() || !averages() || !MayStore(aggregator, shard.shard())) return false;
+  if (!live() || !averages() || !shards_.MayStore(aggregator, shard.shard())) return false;
   // A run is closed, or a round applied, only after the store has recorded it.
   return shard.closed() || shard.version() > record_.version() + (committing() ? 1 : 0);
 }
@@ -58,7 +53,7 @@ void Run::RequestReport(const Member& aggregator) const {
 std::optional<RebuiltRun> Run::OnReport(const std::string& aggregator,
                                         const v1::RunReport& report) {
   if (!behind() || !report.has_open() || report.open().lineage() != record_.lineage() ||
-      !MayStore(aggregator, report.open().shard())) {
+      !shards_.MayStore(aggregator, report.open().shard())) {
     return std::nullopt;
   }
   behind_->reports[aggregator] = report;

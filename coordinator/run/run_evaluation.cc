@@ -1,4 +1,4 @@
-// Evaluation of versions. Part of Run.
+// Evaluation of versions, and the last checkpoint, for which the end of a run waits. Part of Run.
 //
 // When the step of a commit reaches the next evaluation, the test split is divided among the groups
 // that adopt the version; each evaluates its part before it continues training. There is at most
@@ -10,8 +10,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/digest.h"
@@ -93,6 +96,32 @@ bool Run::AwaitsPrograms() const {
   return std::any_of(slots_.started().begin(), slots_.started().end(), [this](uint32_t group) {
     const Slot& slot = slots_[group];
     return HasOwnLoop(slot) && slot.record().at_end() && slot.version < record_.version();
+  });
+}
+
+void Run::OnCheckpointed(const Member& member, const v1::Checkpointed& report) {
+  if (!checkpoints_.Writes() || report.place().group() != 0) {
+    cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
+                    "only group 0 of a run with checkpoint.directory writes checkpoints");
+    return;
+  }
+  const std::optional<std::string> text = checkpoints_.Record(member, report);
+  if (!text.has_value()) return;
+  if (!text->empty()) cluster_.ReportRun(v1::EVENT_KIND_CHECKPOINT, id(), *text);
+  Save();
+  if (record_.has_evaluating() && IsComplete(record_.evaluating())) FinishEvaluation();
+}
+
+bool Run::AwaitsCheckpoint() const {
+  const Slot& slot = slots_[0];
+  if (!checkpoints_.LacksLast()) return false;
+  if (!slot.waiting()) return !HasOwnLoop(slot);
+  // It is formed before the run can end (Machine::SettleOnce), unless it must still wait.
+  if (planner_.IsSearching(id())) return true;
+  if (cluster_.now() >= slot.blocked_until()) return false;
+  const auto& idle = cluster_.members().idle();
+  return absl::c_any_of(GroupByDevice({idle.begin(), idle.end()}), [this](const auto& workers) {
+    return workers.size() >= RanksPerGroup(spec());
   });
 }
 

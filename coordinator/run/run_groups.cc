@@ -50,7 +50,7 @@ bool Run::NeedsGroup(const Slot& slot) const {
   if (record_.state() != v1::RUN_STATE_FINISHING || !averages()) return true;
   // At the end of the run a group is formed only to write the last checkpoint, or to evaluate a
   // part of the test split that no other group will evaluate.
-  if (slot.group() == 0 && LacksLastCheckpoint()) return true;
+  if (slot.group() == 0 && checkpoints_.LacksLast()) return true;
   return slots_.waiting().size() == slots_.size() && HasFreePart(record_.evaluating());
 }
 

@@ -183,43 +183,11 @@ void Run::ResendRestages(const Slot& slot, uint32_t rank) {
   }
 }
 
-void Run::OnRestaged(const v1::Restaged& restaged) {
-  ShardRestore* const restore = shards_.Lost(restaged.shard());
-  const v1::RankSlot& place = restaged.place();
-  if (restore == nullptr || !restore->ready() || restaged.round() != restore->attempt()->round() ||
-      restaged.seed() != (restore->attempt()->source == ShardRestore::Source::kSeed) ||
-      restore->asked.erase({place.group(), place.rank()}) == 0) {
-    return;
-  }
-  if (restaged.error().empty()) return;
-  restore->Fail(
-      absl::StrCat("group ", place.group(), ", rank ", place.rank(), ": ", restaged.error()));
-}
-
-bool Run::Accepts(uint32_t shard) const {
-  if (shards_.IsOpen(shard)) return true;
-  const auto lost = shards_.lost().find(shard);
-  return lost != shards_.lost().end() && lost->second.ready() &&
-         lost->second.attempt()->source == ShardRestore::Source::kOpenRound;
-}
-
-bool Run::ShardsAccept() const {
-  for (int shard = 0; shard < shards_.size(); ++shard) {
-    if (!Accepts(shard)) return false;
-  }
-  return true;
-}
-
-bool Run::ShardsMayClose() const {
-  return std::all_of(shards_.lost().begin(), shards_.lost().end(),
-                     [this](const auto& lost) { return Accepts(lost.first); });
-}
-
 // A group without a stream may have adopted the version without the coordinator's knowledge. It
 // reports that when it has connected again.
 std::vector<uint32_t> Run::LeftOut() const {
   std::vector<uint32_t> groups;
-  if (shards_.lost().empty() || !ShardsMayClose()) return groups;
+  if (shards_.lost().empty() || !shards_.MayClose()) return groups;
   for (const uint32_t group : slots_.started()) {
     const Slot& slot = slots_[group];
     const Member* const lead = cluster_.members().Find(slot.record().members(0));
@@ -285,23 +253,6 @@ void Run::Adopt(const v1::CommitRecord& newest, const std::optional<v1::CommitRe
   SaveSpec();
   Save();
   for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
-}
-
-std::string Run::RestoreReason() const {
-  for (const auto& [shard, restore] : shards_.lost()) {
-    const std::string what = absl::StrCat(
-        "shard ", shard, " on ", record_.shards(static_cast<int>(shard)), " is being restored");
-    if (!restore.attempt().has_value()) return what;
-    switch (restore.attempt()->source) {
-      case ShardRestore::Source::kSeed:
-        return absl::StrCat(what, " from group ", restore.attempt()->group);
-      case ShardRestore::Source::kContributions:
-        return absl::StrCat(what, " from the contributions to round ", restore.attempt()->round());
-      case ShardRestore::Source::kOpenRound:
-        return absl::StrCat(what, " from the round in progress");
-    }
-  }
-  return "";
 }
 
 }  // namespace cadre

@@ -253,7 +253,7 @@ bool Run::LoadsOldVersion(const Round::Away& away) const {
 void Run::MaybeClose() {
   if (!averages() || committing() || record_.state() != v1::RUN_STATE_RUNNING) return;
   // The coordinator's store may be older than a version that an aggregator has made of this round.
-  if (!shards_.AllKnown() || !ShardsMayClose()) return;
+  if (!shards_.AllKnown() || !shards_.MayClose()) return;
   const Round::Away away = Away();
   const bool first = TakesFirstValues(record_.version() + 1);
   if (first ? round_.arrived() == 0
@@ -280,7 +280,7 @@ void Run::MaybeClose() {
   cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
   for (int shard = 0; shard < shards_.size(); ++shard) {
     // The others receive it when they are open.
-    if (Accepts(shard)) SendApply(shard);
+    if (shards_.Accepts(shard)) SendApply(shard);
   }
 }
 

@@ -198,15 +198,6 @@ void Run::RecordInitialModel() {
   Save();
 }
 
-bool Run::Lacks(const v1::Hello& hello) const {
-  return std::any_of(shards_.opened().begin(), shards_.opened().end(), [&](const auto& entry) {
-    return shards_.Owns(hello.name(), entry.first) &&
-           std::none_of(
-               hello.shards().begin(), hello.shards().end(),
-               [&](const v1::ShardState& state) { return state.lineage() == record_.lineage(); });
-  });
-}
-
 void Run::SendToShard(uint32_t shard, const v1::CoordinatorMessage& message) {
   const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
   if (member != nullptr) cluster_.SendTo(member->id(), message);

@@ -47,6 +47,29 @@ void FillPrediction(const Slot& slot, v1::GroupStatus& status) {
       PredictionErrorCause(slot.record().predicted(), *slot.measured));
 }
 
+v1::GroupMember RankStatus(const Membership& members, const Slot& slot, uint32_t rank,
+                           bool details) {
+  v1::GroupMember member;
+  member.set_rank(rank);
+  member.set_member_id(slot.record().members(rank));
+  const Member* const known = members.Find(member.member_id());
+  if (known != nullptr) {
+    member.set_name(known->record.name());
+    member.set_step_seconds(known->step_seconds);
+    member.set_wait_seconds(known->wait_seconds);
+    member.mutable_fallbacks()->Add(known->fallbacks.begin(), known->fallbacks.end());
+  }
+  const auto prepared = slot.prepared_ranks().find(rank);
+  if (details && prepared != slot.prepared_ranks().end()) {
+    *member.mutable_held() = prepared->second.held();
+    *member.mutable_memory() = prepared->second.memory();
+    if (prepared->second.has_planned_memory()) {
+      *member.mutable_planned_memory() = prepared->second.planned_memory();
+    }
+  }
+  return member;
+}
+
 }  // namespace
 
 v1::RunStatus Run::Status(absl::Time now) const {
@@ -102,7 +125,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
-  if (WritesCheckpoints()) *status.mutable_checkpoint() = record.checkpoint();
+  if (checkpoints_.Writes()) *status.mutable_checkpoint() = record.checkpoint();
   *status.mutable_warnings() = record.warnings();
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
   FillTimes(now, status);
@@ -168,24 +191,7 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
                                                                              : cluster.overlap());
   }
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
-    v1::GroupMember& member = *status.add_members();
-    member.set_rank(rank);
-    member.set_member_id(record.members(rank));
-    const Member* const known = cluster_.members().Find(member.member_id());
-    if (known != nullptr) {
-      member.set_name(known->record.name());
-      member.set_step_seconds(known->step_seconds);
-      member.set_wait_seconds(known->wait_seconds);
-      member.mutable_fallbacks()->Add(known->fallbacks.begin(), known->fallbacks.end());
-    }
-    auto prepared = slot.prepared_ranks().find(rank);
-    if (details && prepared != slot.prepared_ranks().end()) {
-      *member.mutable_held() = prepared->second.held();
-      *member.mutable_memory() = prepared->second.memory();
-      if (prepared->second.has_planned_memory()) {
-        *member.mutable_planned_memory() = prepared->second.planned_memory();
-      }
-    }
+    *status.add_members() = RankStatus(cluster_.members(), slot, rank, details);
   }
   status.set_step(std::max(slot.progress.step(), record.step()));
   if (slot.progress.has_loss()) status.set_loss(slot.progress.loss());
@@ -267,7 +273,7 @@ std::optional<std::string> Run::WaitReasonBesideWorkers() const {
       if (delayed.run() == id()) return Cluster::DelayText(aggregator, delayed);
     }
   }
-  if (std::string reason = RestoreReason(); !reason.empty()) return reason;
+  if (std::string reason = shards_.RestoreReason(); !reason.empty()) return reason;
   if (record_.has_evaluating() && IsComplete(record_.evaluating())) {
     if (AwaitsPrograms()) return "waiting for the programs to load the last version";
     if (AwaitsCheckpoint()) {

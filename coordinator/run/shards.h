@@ -26,6 +26,10 @@ class Shards {
   bool Owns(absl::string_view name, uint32_t shard) const {
     return int64_t{shard} < size() && run_.shards(static_cast<int>(shard)) == name;
   }
+  // Whether the aggregator may have a state of the shard that the record does not know.
+  bool MayStore(absl::string_view name, uint32_t shard) const;
+  // Whether the aggregator stores values of this run that its Hello does not list.
+  bool Lacks(const v1::Hello& hello) const;
   bool IsOpen(uint32_t shard) const { return opened_.contains(shard); }
   bool AllOpen() const { return size() > 0 && std::ssize(opened_) == size(); }
   // Whether the state of each shard was known at some time since the start of the coordinator.
@@ -40,6 +44,16 @@ class Shards {
     const auto found = lost_.find(shard);
     return found == lost_.end() ? nullptr : &found->second;
   }
+
+  // Whether the shard, or every shard, accepts contributions to the open round.
+  bool Accepts(uint32_t shard) const;
+  bool AllAccept() const;
+  // Whether no lost shard prevents the round from closing.
+  bool MayClose() const;
+  // Empty if no shard is lost.
+  std::string RestoreReason() const;
+  // A rank has staged its values again for a lost shard, or could not.
+  void OnRestaged(const v1::Restaged& restaged);
 
   void Open(const v1::RunOpened& opened) {
     known_.insert(opened.shard());

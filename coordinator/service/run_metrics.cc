@@ -36,6 +36,24 @@ void CollectTokens(const v1::RunStatus& run, const Metrics::Labels& labels, Metr
   }
 }
 
+void CollectTraffic(const v1::RunStatus& run, const Metrics::Labels& labels, Metrics& metrics) {
+  const std::string bytes = "Bytes between groups and aggregators, with message overhead.";
+  for (const auto& [direction, count] :
+       {std::pair("up", run.bytes_up()), std::pair("down", run.bytes_down())}) {
+    metrics.Counter("cadre_run_exchanged_bytes_total", bytes, static_cast<double>(count),
+                    {{"run", run.run()}, {"direction", direction}});
+  }
+  metrics.Gauge("cadre_run_traffic_factor_ratio",
+                "Bytes of synchronous training over the bytes that groups exchanged.",
+                run.traffic_factor(), labels);
+  metrics.Counter("cadre_run_exchange_wait_seconds_total",
+                  "Time for which a group waited for rounds, averaged over the groups.",
+                  run.exposed_exchange_seconds(), labels);
+  metrics.Counter("cadre_run_transfer_seconds_total",
+                  "Time for which a group sent and received values, averaged over the groups.",
+                  run.transfer_seconds(), labels);
+}
+
 void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now,
                 Metrics& metrics) {
   const Metrics::Labels labels = {{"run", run.run()}};
@@ -63,21 +81,7 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
                   "Time for which the open round has accepted contributions.",
                   std::max(0.0, absl::ToDoubleSeconds(now - absl::FromUnixMillis(opened))), labels);
   }
-  const std::string bytes = "Bytes between groups and aggregators, with message overhead.";
-  for (const auto& [direction, count] :
-       {std::pair("up", run.bytes_up()), std::pair("down", run.bytes_down())}) {
-    metrics.Counter("cadre_run_exchanged_bytes_total", bytes, static_cast<double>(count),
-                    {{"run", run.run()}, {"direction", direction}});
-  }
-  metrics.Gauge("cadre_run_traffic_factor_ratio",
-                "Bytes of synchronous training over the bytes that groups exchanged.",
-                run.traffic_factor(), labels);
-  metrics.Counter("cadre_run_exchange_wait_seconds_total",
-                  "Time for which a group waited for rounds, averaged over the groups.",
-                  run.exposed_exchange_seconds(), labels);
-  metrics.Counter("cadre_run_transfer_seconds_total",
-                  "Time for which a group sent and received values, averaged over the groups.",
-                  run.transfer_seconds(), labels);
+  CollectTraffic(run, labels, metrics);
   metrics.Counter("cadre_run_evaluation_seconds_total",
                   "Time for which training waited for evaluations.", run.evaluation_seconds(),
                   labels);

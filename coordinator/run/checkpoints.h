@@ -1,0 +1,37 @@
+// The checkpoints that a run writes, by the reports of rank 0 of group 0. Changes only
+// RunRecord.checkpoint.
+//
+// Pure and thread-compatible.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "coordinator/cluster/membership.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/records.pb.h"
+
+namespace cadre {
+
+class Checkpoints {
+ public:
+  // Borrowed.
+  explicit Checkpoints(v1::RunRecord& run) : run_(run) {}
+
+  bool Writes() const { return !run_.spec().checkpoint().directory().empty(); }
+  // Returns what the report says to users, which may be nothing; nullopt for a repetition.
+  std::optional<std::string> Record(const Member& member, const v1::Checkpointed& report);
+  // Whether the run is about to end, and nothing was reported of its last checkpoint.
+  bool LacksLast() const;
+  // The run is done. Returns why the checkpoint of the newest step is missing; empty if it is not.
+  std::string End();
+
+ private:
+  // Whether the checkpoint of the newest step is written, or could not be written.
+  bool HasLast() const;
+  bool FailedLast() const;
+
+  v1::RunRecord& run_;
+};
+
+}  // namespace cadre
