@@ -22,7 +22,6 @@
 #include "model/coding.h"
 #include "model/exchange_units.h"
 #include "model/graph.h"
-#include "model/inference.h"
 #include "model/layer_placement.h"
 #include "model/op_indices.h"
 #include "model/outer_optimizer.h"
