@@ -22,6 +22,7 @@
 #include <string>
 
 #include "device/device.h"
+#include "tensor/activation.h"
 #include "tensor/box.h"
 #include "tensor/dtype.h"
 #include "tensor/shape.h"
@@ -89,25 +90,6 @@ struct FullyConnectedDims {
   int64_t batch = 0, in = 0, out = 0;
   friend auto operator<=>(const FullyConnectedDims&, const FullyConnectedDims&) = default;
 };
-
-// Activations are defined in proto/cadre/v1/run.proto.
-enum class Activation {
-  kRelu,
-  kGelu,
-  kSigmoid,
-  kTanh,
-  kApproximateGelu,
-  kRelu6,
-  kHardSwish,
-  kHardSigmoid,
-  kSilu,
-};
-
-// Whether the gradient is computed from the activation's input; otherwise from its output.
-constexpr bool GradientReadsInput(Activation kind) {
-  return kind == Activation::kGelu || kind == Activation::kApproximateGelu ||
-         kind == Activation::kHardSwish || kind == Activation::kSilu;
-}
 
 // y[batch, rows, channels] = x[batch, rows, channels] * factor[batch, channels].
 struct MultiplyDims {

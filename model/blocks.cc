@@ -27,7 +27,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "model/formula.h"
-#include "model/inference.h"
+#include "model/graph.h"
 #include "model/problem.h"
 
 namespace cadre {

@@ -2,29 +2,24 @@
 //
 // Three rules that the spec leaves implicit are applied here: a layer without inputs takes the
 // previous layer's output; a flatten layer is inserted between an image and a fully connected
-// layer; the last weights get the variance of a layer that no ReLU follows. model/inference.h has
-// the rules of each kind of layer.
+// layer; the last weights get the variance of a layer that no ReLU follows. model/ops has the rules
+// of each operation.
 #include "model/graph.h"
 
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "model/inference.h"
+#include "model/ops/inference.h"
+#include "model/ops/operation.h"
 #include "model/problem.h"
 
 namespace cadre {
 namespace {
-
-std::optional<LayerKind> KindOf(v1::Layer::OpCase op) {
-  if (op == v1::Layer::OP_NOT_SET || op == v1::Layer::kUse) return std::nullopt;
-  return static_cast<LayerKind>(op);
-}
 
 // The names of the operations in the order of the proto, without `use`, which blocks replace.
 std::string KindNames() {
@@ -34,11 +29,6 @@ std::string KindNames() {
     if (ops->field(i)->number() != v1::Layer::kUse) names.push_back(ops->field(i)->name());
   }
   return absl::StrJoin(names, ", ");
-}
-
-bool TakesSeveral(LayerKind kind) {
-  return kind == LayerKind::kAdd || kind == LayerKind::kConcat || kind == LayerKind::kMultiply ||
-         kind == LayerKind::kDotProductAttention;
 }
 
 // Sets the number of scores that a fully connected layer computes of each row.
@@ -126,7 +116,7 @@ class Walk {
     if (!CheckName(i, spec.name()) || !CheckOperation(i, spec)) return false;
     GraphLayer layer;
     layer.name = spec.name();
-    layer.kind = *KindOf(spec.op_case());
+    layer.kind = spec.op_case();
     layer.spec_layer = i;
     layer.settings = spec;
     if (!FindInputs(i, spec, &layer) || !CheckTokens(layer) || !FindTie(&layer) ||
@@ -170,7 +160,7 @@ class Walk {
     if (spec.set_size() > 0) {
       return Problem(i, "set[0]", "is only valid in layers of blocks; set the field directly");
     }
-    if (KindOf(spec.op_case())) return true;
+    if (spec.op_case() != v1::Layer::OP_NOT_SET) return true;
     return Problem(i, "", "the layer has no operation; give one of ", KindNames());
   }
 
@@ -189,7 +179,7 @@ class Walk {
       if (name != kInputName && found == names_.end()) return UnknownInput(i, n);
       layer->inputs.push_back(name == kInputName ? Graph::kInput : found->second);
     }
-    if (layer->inputs.size() == 1 || TakesSeveral(layer->kind)) return true;
+    if (layer->inputs.size() == 1 || Describe(layer->kind).takes_several) return true;
     return Problem(i, "input[1]", LayerKindName(layer->kind), " takes one input, not ",
                    layer->inputs.size(),
                    "; add, concat, multiply and dot_product_attention take several");
@@ -349,7 +339,8 @@ class Walk {
 
   bool Infer(GraphLayer layer) {
     for (const int input : layer.inputs) layer.input_shapes.push_back(ShapeOf(input));
-    if (!InferLayer(&layer, &problems_)) return false;
+    LayerInference inference(&layer, &problems_);
+    if (!Describe(layer.kind).infer(inference)) return false;
     names_[layer.name] = size();
     layers_.push_back(std::move(layer));
     return true;
@@ -406,14 +397,6 @@ absl::Status AsStatus(const v1::Model& model, const LayerProblem& problem) {
 }
 
 }  // namespace
-
-const char* LayerKindName(LayerKind kind) {
-  return v1::Layer::descriptor()->FindFieldByNumber(static_cast<int>(kind))->name().c_str();
-}
-
-bool HasPadding(const GraphLayer& layer) {
-  return layer.kind == LayerKind::kAttention && layer.settings.attention().has_padding_token();
-}
 
 std::vector<GraphLayer> InferLayers(const v1::Model& model, std::vector<LayerProblem>* problems) {
   return Walk(model, problems).Run();

@@ -30,7 +30,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <initializer_list>
 #include <set>
 #include <utility>
 
@@ -45,192 +44,6 @@ namespace cadre {
 namespace {
 
 using Axes = std::vector<std::string>;
-
-constexpr char kSamples[] = "samples";
-constexpr int kHeight = 1;
-constexpr int kWidth = 2;
-constexpr int kChannels = 3;
-
-struct ParameterPlace {
-  absl::string_view name;
-  IndexPlace place;
-};
-
-// Every input has the index at the same place; parameters that are not named are summed.
-OpIndex Index(const GraphLayer& layer, absl::string_view name, IndexPlace input, IndexPlace output,
-              std::initializer_list<ParameterPlace> parameters = {}) {
-  OpIndex index{.name = std::string(name), .output = output};
-  index.inputs.assign(layer.input_shapes.size(), input);
-  for (const LayerParameter& parameter : layer.parameters) {
-    const auto* named = std::find_if(parameters.begin(), parameters.end(),
-                                     [&](const auto& p) { return p.name == parameter.name; });
-    index.parameters.push_back(named == parameters.end() ? IndexPlace::Summed() : named->place);
-  }
-  return index;
-}
-
-// The same dimension of input and output.
-OpIndex Along(const GraphLayer& layer, absl::string_view name, int dimension) {
-  return Index(layer, name, IndexPlace::Dimension(dimension), IndexPlace::Dimension(dimension));
-}
-
-// The names of the dimensions of one sample.
-std::vector<std::string> DimensionNames(const Shape& sample) {
-  if (sample.rank() == 3) return {"height", "width", "channels"};
-  if (sample.rank() == 2) return {"tokens", "features"};
-  return {"features"};
-}
-
-// Samples, and the first `dimensions` dimensions of a sample.
-std::vector<OpIndex> Leading(const GraphLayer& layer, int dimensions) {
-  std::vector<OpIndex> indices = {Along(layer, kSamples, 0)};
-  const std::vector<std::string> names = DimensionNames(layer.input());
-  for (int d = 0; d < dimensions; ++d) {
-    indices.push_back(Along(layer, names[d], d + 1));
-  }
-  return indices;
-}
-
-int LastDimension(const GraphLayer& layer) { return layer.input().rank(); }
-
-// The indices of all dimensions except the last one, along which the operation mixes elements.
-std::vector<OpIndex> AllButLast(const GraphLayer& layer) {
-  return Leading(layer, layer.input().rank() - 1);
-}
-
-bool HasHalo(int64_t reach, int64_t stride, int64_t padding) {
-  return reach != 1 || stride != 1 || padding != 0;
-}
-
-std::vector<OpIndex> WindowIndices(const GraphLayer& layer) {
-  std::vector<OpIndex> indices = Leading(layer, 2);
-  const Window& window = layer.window;
-  indices[kHeight].halo =
-      HasHalo(window.reach_height(), window.stride_height, window.padding_height);
-  indices[kWidth].halo = HasHalo(window.reach_width(), window.stride_width, window.padding_width);
-  return indices;
-}
-
-// y = W x: the two sides of a matrix, which is parameter "weight" with the sides as its first two
-// dimensions; `last` is the dimension of x and y that it maps.
-void AddMatrixSides(const GraphLayer& layer, int last, std::vector<OpIndex>& indices) {
-  indices.push_back(
-      Index(layer, "out", IndexPlace::Summed(), IndexPlace::Dimension(last),
-            {{"weight", IndexPlace::Dimension(0)}, {"bias", IndexPlace::Dimension(0)}}));
-  indices.push_back(Index(layer, "in", IndexPlace::Dimension(last), IndexPlace::Summed(),
-                          {{"weight", IndexPlace::Dimension(1)}, {"bias", IndexPlace::Same()}}));
-}
-
-std::vector<OpIndex> ConvolutionIndices(const GraphLayer& layer) {
-  std::vector<OpIndex> indices = WindowIndices(layer);
-  if (layer.groups == 1) {
-    AddMatrixSides(layer, kChannels, indices);
-    return indices;
-  }
-  indices.push_back(
-      Index(layer, "groups", IndexPlace::Dimension(kChannels), IndexPlace::Dimension(kChannels),
-            {{"weight", IndexPlace::Dimension(0)}, {"bias", IndexPlace::Dimension(0)}}));
-  indices.back().divisible = layer.groups;
-  return indices;
-}
-
-std::vector<OpIndex> PoolIndices(const GraphLayer& layer) {
-  std::vector<OpIndex> indices = WindowIndices(layer);
-  indices.push_back(Along(layer, "channels", kChannels));
-  return indices;
-}
-
-std::vector<OpIndex> GlobalPoolIndices(const GraphLayer& layer) {
-  return {Along(layer, kSamples, 0),
-          Index(layer, "height", IndexPlace::Dimension(kHeight), IndexPlace::Summed()),
-          Index(layer, "width", IndexPlace::Dimension(kWidth), IndexPlace::Summed()),
-          Index(layer, "channels", IndexPlace::Dimension(kChannels), IndexPlace::Dimension(1))};
-}
-
-std::vector<OpIndex> FullyConnectedIndices(const GraphLayer& layer) {
-  if (layer.shares_weight) return {Along(layer, kSamples, 0)};
-  std::vector<OpIndex> indices = AllButLast(layer);
-  AddMatrixSides(layer, LastDimension(layer), indices);
-  // Any class may be sampled, or be the label of any row.
-  if (layer.sampled_classes > 0) {
-    std::erase_if(indices, [](const OpIndex& index) { return index.name == "out"; });
-  }
-  return indices;
-}
-
-std::vector<OpIndex> BatchNormIndices(const GraphLayer& layer) {
-  std::vector<OpIndex> indices = Leading(layer, layer.input().rank());
-  for (IndexPlace& place : indices.back().parameters) place = IndexPlace::Dimension(0);
-  return indices;
-}
-
-// Flattening is channel by channel, so a part of the channels is a part of the features.
-std::vector<OpIndex> FlattenIndices(const GraphLayer& layer) {
-  const int last = LastDimension(layer);
-  std::vector<OpIndex> indices = {
-      Along(layer, kSamples, 0),
-      Index(layer, "channels", IndexPlace::Dimension(last), IndexPlace::Dimension(1))};
-  indices.back().divisible = layer.input()[last - 1];
-  return indices;
-}
-
-// One factor per channel is replicated along the image, so its gradient is a partial sum.
-std::vector<OpIndex> MultiplyIndices(const GraphLayer& layer) {
-  std::vector<OpIndex> indices = Leading(layer, layer.input().rank());
-  if (layer.input(1) == layer.input(0)) return indices;
-  indices[kHeight].inputs[1] = indices[kWidth].inputs[1] = IndexPlace::Summed();
-  indices[kChannels].inputs[1] = IndexPlace::Dimension(1);
-  return indices;
-}
-
-std::vector<OpIndex> ToTokensIndices(const GraphLayer& layer) {
-  return {Along(layer, kSamples, 0),
-          Index(layer, "channels", IndexPlace::Dimension(kChannels), IndexPlace::Dimension(2))};
-}
-
-std::vector<OpIndex> ClassTokenIndices(const GraphLayer& layer) {
-  return {Along(layer, kSamples, 0),
-          Index(layer, "features", IndexPlace::Dimension(2), IndexPlace::Dimension(2),
-                {{"weight", IndexPlace::Dimension(0)}})};
-}
-
-std::vector<OpIndex> TakeTokenIndices(const GraphLayer& layer) {
-  return {Along(layer, kSamples, 0), Index(layer, "features", IndexPlace::Dimension(2),
-                                           IndexPlace::Dimension(layer.output.rank()))};
-}
-
-std::vector<OpIndex> BiasIndices(const GraphLayer& layer) {
-  const int last = LastDimension(layer);
-  const int parameter_rank = layer.parameters[0].shape.rank();
-  return {Along(layer, kSamples, 0),
-          Index(layer, "features", IndexPlace::Dimension(last), IndexPlace::Dimension(last),
-                {{"bias", IndexPlace::Dimension(parameter_rank - 1)}})};
-}
-
-std::vector<OpIndex> EmbeddingIndices(const GraphLayer& layer) {
-  if (layer.shares_weight) return {Along(layer, kSamples, 0)};
-  return {Along(layer, kSamples, 0),
-          Index(layer, "tokens", IndexPlace::Dimension(1), IndexPlace::Dimension(1),
-                {{"positions", IndexPlace::Dimension(0)}}),
-          Index(layer, "features", IndexPlace::Summed(), IndexPlace::Dimension(2),
-                {{"weight", IndexPlace::Dimension(1)}, {"positions", IndexPlace::Dimension(1)}})};
-}
-
-std::vector<OpIndex> AttentionIndices(const GraphLayer& layer) {
-  return {Along(layer, kSamples, 0),
-          Index(layer, "heads", IndexPlace::Summed(), IndexPlace::Summed(),
-                {{"qkv_weight", IndexPlace::Dimension(0)},
-                 {"qkv_bias", IndexPlace::Dimension(0)},
-                 {"out_weight", IndexPlace::Dimension(1)},
-                 {"out_bias", IndexPlace::Same()}})};
-}
-
-// The loss is one number, and every rank computes an addend of it.
-std::vector<OpIndex> LossIndices(const GraphLayer& layer) {
-  std::vector<OpIndex> indices = AllButLast(layer);
-  for (OpIndex& index : indices) index.output = IndexPlace::Summed();
-  return indices;
-}
 
 // Puts axes into the mesh's order and omits axes of one rank.
 Axes Ordered(const Mesh& mesh, const Axes& axes) {
@@ -310,6 +123,48 @@ absl::Status CheckCoordinate(const GraphLayer& layer, const Mesh& mesh, const Ax
                                  " has the coordinates 0 to ", size - 1));
 }
 
+absl::StatusOr<OpIndex> IndexNamed(const GraphLayer& layer, const std::string& name) {
+  const std::vector<OpIndex> indices = IndicesOf(layer);
+  const auto index = std::find_if(indices.begin(), indices.end(),
+                                  [&](const OpIndex& i) { return i.name == name; });
+  if (index != indices.end()) return *index;
+  if (layer.sampled_classes > 0 && name == "out") {
+    return Bad(layer, "the loss samples its outputs, so they cannot be split");
+  }
+  return Bad(layer, absl::StrCat("a ", LayerKindName(layer.kind), " has no index '", name,
+                                 "', only ", absl::StrJoin(indices, ", ", [](auto* out, auto& i) {
+                                   absl::StrAppend(out, i.name);
+                                 })));
+}
+
+// The index of each split. Errors: as LayOut.
+absl::StatusOr<std::vector<OpIndex>> IndicesOfSplits(const GraphLayer& layer, const Mesh& mesh,
+                                                     const std::vector<IndexSplit>& splits,
+                                                     const std::vector<AxisCoordinate>& at) {
+  std::vector<OpIndex> split_indices;
+  std::set<std::string> names, used;
+  for (const IndexSplit& split : splits) {
+    CADRE_ASSIGN_OR_RETURN(OpIndex index, IndexNamed(layer, split.index));
+    if (!names.insert(split.index).second) {
+      return Bad(layer, absl::StrCat("index '", split.index, "' is split twice"));
+    }
+    CADRE_RETURN_IF_ERROR(CheckAxes(layer, mesh, split, used));
+    const int parts = mesh.Size(split.axes);
+    if (index.divisible > 0 && index.divisible % parts != 0) {
+      return Bad(layer, absl::StrCat(parts, " parts of index '", split.index,
+                                     "' do not divide its ", index.divisible));
+    }
+    split_indices.push_back(std::move(index));
+  }
+  if (layer.shares_weight && mesh.Size(Ordered(mesh, {used.begin(), used.end()})) != mesh.ranks()) {
+    return Bad(layer, "shares its weight, so every axis of the mesh must split its samples");
+  }
+  for (const AxisCoordinate& each : at) {
+    CADRE_RETURN_IF_ERROR(CheckCoordinate(layer, mesh, each, used));
+  }
+  return split_indices;
+}
+
 // The rows of the input that outputs [begin, end) depend on, clipped to the image.
 void Widen(int64_t begin, int64_t end, int64_t extent, int64_t reach, int64_t stride,
            int64_t padding, int64_t& from, int64_t& to) {
@@ -319,11 +174,6 @@ void Widen(int64_t begin, int64_t end, int64_t extent, int64_t reach, int64_t st
   }
   from = std::clamp<int64_t>(begin * stride - padding, 0, extent);
   to = std::clamp<int64_t>((end - 1) * stride - padding + reach, from, extent);
-}
-
-bool IsWindowed(LayerKind kind) {
-  return kind == LayerKind::kConvolution || kind == LayerKind::kMaxPool ||
-         kind == LayerKind::kAveragePool;
 }
 
 }  // namespace
@@ -361,56 +211,7 @@ bool HasIndex(const GraphLayer& layer, absl::string_view index) {
 }
 
 std::vector<OpIndex> IndicesOf(const GraphLayer& layer) {
-  switch (layer.kind) {
-    case LayerKind::kConvolution:
-      return ConvolutionIndices(layer);
-    case LayerKind::kMaxPool:
-    case LayerKind::kAveragePool:
-      return PoolIndices(layer);
-    case LayerKind::kGlobalAveragePool:
-      return GlobalPoolIndices(layer);
-    case LayerKind::kFullyConnected:
-      return FullyConnectedIndices(layer);
-    case LayerKind::kRelu:
-    case LayerKind::kGelu:
-    case LayerKind::kSigmoid:
-    case LayerKind::kTanh:
-    case LayerKind::kRelu6:
-    case LayerKind::kHardSwish:
-    case LayerKind::kHardSigmoid:
-    case LayerKind::kSilu:
-    case LayerKind::kDropout:
-    case LayerKind::kAdd:
-      return Leading(layer, layer.input().rank());
-    case LayerKind::kMultiply:
-      return MultiplyIndices(layer);
-    case LayerKind::kToTokens:
-      return ToTokensIndices(layer);
-    case LayerKind::kClassToken:
-      return ClassTokenIndices(layer);
-    case LayerKind::kTakeToken:
-      return TakeTokenIndices(layer);
-    case LayerKind::kBias:
-      return BiasIndices(layer);
-    case LayerKind::kBatchNorm:
-      return BatchNormIndices(layer);
-    case LayerKind::kLocalResponseNorm:
-    case LayerKind::kConcat:
-    case LayerKind::kLayerNorm:
-      return AllButLast(layer);
-    case LayerKind::kFlatten:
-      return FlattenIndices(layer);
-    case LayerKind::kEmbedding:
-      return EmbeddingIndices(layer);
-    case LayerKind::kAttention:
-      return AttentionIndices(layer);
-    case LayerKind::kLstm:
-    case LayerKind::kDotProductAttention:
-      return {Along(layer, kSamples, 0)};
-    case LayerKind::kSoftmaxCrossEntropy:
-      return LossIndices(layer);
-  }
-  return {};
+  return Describe(layer.kind).indices(layer);
 }
 
 const std::vector<std::string>& LayerLayouts::axes(const std::string& index) const {
@@ -424,46 +225,14 @@ const std::vector<std::string>& LayerLayouts::axes(const std::string& index) con
 absl::StatusOr<LayerLayouts> LayOut(const GraphLayer& layer, const Mesh& mesh,
                                     std::vector<IndexSplit> splits,
                                     const std::vector<AxisCoordinate>& at) {
-  const std::vector<OpIndex> indices = IndicesOf(layer);
-  std::vector<const OpIndex*> split_indices;  // one per split
-  std::set<std::string> names, used;
-  for (const IndexSplit& split : splits) {
-    const auto index = std::find_if(indices.begin(), indices.end(),
-                                    [&](const OpIndex& i) { return i.name == split.index; });
-    if (index == indices.end()) {
-      if (layer.sampled_classes > 0 && split.index == "out") {
-        return Bad(layer, "the loss samples its outputs, so they cannot be split");
-      }
-      return Bad(layer,
-                 absl::StrCat("a ", LayerKindName(layer.kind), " has no index '", split.index,
-                              "', only ", absl::StrJoin(indices, ", ", [](auto* out, auto& i) {
-                                absl::StrAppend(out, i.name);
-                              })));
-    }
-    if (!names.insert(split.index).second) {
-      return Bad(layer, absl::StrCat("index '", split.index, "' is split twice"));
-    }
-    CADRE_RETURN_IF_ERROR(CheckAxes(layer, mesh, split, used));
-    const int parts = mesh.Size(split.axes);
-    if (index->divisible > 0 && index->divisible % parts != 0) {
-      return Bad(layer, absl::StrCat(parts, " parts of index '", split.index,
-                                     "' do not divide its ", index->divisible));
-    }
-    split_indices.push_back(&*index);
-  }
-  if (layer.shares_weight && mesh.Size(Ordered(mesh, {used.begin(), used.end()})) != mesh.ranks()) {
-    return Bad(layer, "shares its weight, so every axis of the mesh must split its samples");
-  }
-
-  for (const AxisCoordinate& each : at)
-    CADRE_RETURN_IF_ERROR(CheckCoordinate(layer, mesh, each, used));
-
+  CADRE_ASSIGN_OR_RETURN(const std::vector<OpIndex> split_indices,
+                         IndicesOfSplits(layer, mesh, splits, at));
   LayerLayouts layouts{
       .name = layer.name, .splits = std::move(splits), .at = InMeshOrder(mesh, at)};
   const auto lay_out = [&](int dimensions, const std::function<IndexPlace(const OpIndex&)>& place,
                            Axes& sums) {
     std::vector<IndexPlace> places;
-    for (const OpIndex* index : split_indices) places.push_back(place(*index));
+    for (const OpIndex& index : split_indices) places.push_back(place(index));
     Layout layout = LayoutOf(mesh, layouts.splits, places, dimensions, sums);
     layout.at = layouts.at;
     return layout;
@@ -489,7 +258,7 @@ absl::StatusOr<LayerLayouts> LayOut(const GraphLayer& layer, const Mesh& mesh,
 }
 
 Box NeededInput(const GraphLayer& layer, int i, const Box& input_part, const Box& output_box) {
-  if (!IsWindowed(layer.kind)) return input_part;
+  if (!Describe(layer.kind).has_window) return input_part;
   Box needed = input_part;
   const Window& window = layer.window;
   const auto widen = [&](int dim, int64_t reach, int64_t stride, int64_t padding) {
@@ -500,8 +269,8 @@ Box NeededInput(const GraphLayer& layer, int i, const Box& input_part, const Box
     Widen(output_box.begin[dim], output_box.end[dim], extent, reach, stride, padding,
           needed.begin[dim], needed.end[dim]);
   };
-  widen(kHeight, window.reach_height(), window.stride_height, window.padding_height);
-  widen(kWidth, window.reach_width(), window.stride_width, window.padding_width);
+  widen(1, window.reach_height(), window.stride_height, window.padding_height);
+  widen(2, window.reach_width(), window.stride_width, window.padding_width);
   return needed;
 }
 

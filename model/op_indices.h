@@ -41,44 +41,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "model/graph.h"
+#include "model/ops/operation.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "tensor/box.h"
 #include "tensor/layout.h"
 #include "tensor/mesh.h"
 
 namespace cadre {
-
-// How an index of an operation relates to one tensor: it is a dimension (0: the samples) or not.
-struct IndexPlace {
-  enum class Kind {
-    kDimension,
-    // Not a dimension: under a split, the output, or the gradient of an input or parameter, is a
-    // partial sum.
-    kSummed,
-    // Not a dimension, but the gradient is equal on all ranks (a bias under a split of `in`).
-    kSame,
-  };
-  Kind kind = Kind::kSummed;
-  int dimension = 0;
-
-  static IndexPlace Dimension(int d) { return {Kind::kDimension, d}; }
-  static IndexPlace Summed() { return {Kind::kSummed, 0}; }
-  static IndexPlace Same() { return {Kind::kSame, 0}; }
-  friend bool operator==(const IndexPlace&, const IndexPlace&) = default;
-};
-
-// An index of an operation, and its relation to each tensor of the operation.
-struct OpIndex {
-  std::string name;
-  // One entry per input; `parameters` has one per parameter of the layer.
-  std::vector<IndexPlace> inputs;
-  IndexPlace output;
-  std::vector<IndexPlace> parameters;
-  // The number of parts must divide this number; 0: no restriction.
-  int64_t divisible = 0;
-  // Whether a part of the output needs input elements beyond the same part.
-  bool halo = false;
-};
 
 std::vector<OpIndex> IndicesOf(const GraphLayer& layer);
 

@@ -18,7 +18,6 @@
 #include "model/coding.h"
 #include "model/exchange_units.h"
 #include "model/graph.h"
-#include "model/inference.h"
 #include "model/outer_optimizer.h"
 #include "model/validation_parts.h"
 #include "proto/long_text.h"

@@ -48,32 +48,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "model/ops/operation.h"
 #include "plan/cost/communication_cost.h"
 #include "plan/layer_memory.h"
 #include "plan/layer_part.h"
 
 namespace cadre {
 namespace {
-
-// Whether the output may overwrite an input, and the input's gradient the output's gradient.
-bool WorksInPlace(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kRelu:
-    case LayerKind::kGelu:
-    case LayerKind::kSigmoid:
-    case LayerKind::kTanh:
-    case LayerKind::kRelu6:
-    case LayerKind::kHardSwish:
-    case LayerKind::kHardSigmoid:
-    case LayerKind::kSilu:
-    case LayerKind::kDropout:
-    case LayerKind::kBatchNorm:
-    case LayerKind::kAdd:
-      return true;
-    default:
-      return false;
-  }
-}
 
 constexpr int kRows = 1;
 
@@ -360,7 +341,7 @@ class TapeBuilder {
     op.x = x;
     op.y = y_.back();
     op.saved = saved_.back();
-    op.in_place = WorksInPlace(layer.kind);
+    op.in_place = Describe(layer.kind).in_place;
     SendOutput(l);
   }
 
@@ -487,7 +468,7 @@ class TapeBuilder {
     }
     const int scratch_buffer =
         NewScratch(l, memory_.BackwardScratch(l, NeedsGradient(layer.inputs[0])));
-    const SavedForBackward reads = SavedForBackwardBy(layer.kind);
+    const SavedForBackward reads = Describe(layer.kind).saved;
     TapeOp& op = NewOp(TapeOpKind::kBackward, l);
     if (reads.x) op.x = x_[l];
     if (reads.y) op.y = y_[l];
@@ -495,15 +476,14 @@ class TapeBuilder {
     op.scratch = scratch_buffer;
     op.dy = dy;
     op.dx = dx;
-    op.in_place = WorksInPlace(layer.kind);
+    op.in_place = Describe(layer.kind).in_place;
     const size_t before = tape_.ops.size();
     for (size_t i = 0; i < dx.size(); ++i) {
       if (dx[i] != TapeOp::kNone) MoveGradient(l, i, dx[i]);
     }
     // These layers compute the gradient of the input first. It can then be moved while they compute
     // the gradients of the parameters.
-    const bool separate =
-        layer.kind == LayerKind::kConvolution || layer.kind == LayerKind::kFullyConnected;
+    const bool separate = Describe(layer.kind).input_gradient_first;
     const auto moves = [](const TapeOp& next) {
       return next.kind == TapeOpKind::kMoveGradient || next.kind == TapeOpKind::kSend;
     };

@@ -220,13 +220,6 @@ struct Tape {
 // at the coordinates of the layers that read the batch if these are equal, otherwise on all ranks.
 Layout InputLayout(const Graph& graph, const Plan& plan);
 
-// The values that an operation's backward reads, besides the gradient of its output.
-struct SavedForBackward {
-  bool x = false;
-  bool y = false;
-};
-SavedForBackward SavedForBackwardBy(LayerKind kind);
-
 // By layer: whether the gradient of its output is needed, because it or a layer before it has
 // parameters.
 std::vector<bool> LayersWithGradient(const Graph& graph);

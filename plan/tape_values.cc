@@ -68,45 +68,6 @@ Box LayerRegion::InputRowsFor(const Window& window, int64_t begin, int64_t end) 
   return rows;
 }
 
-SavedForBackward SavedForBackwardBy(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kConvolution:
-    case LayerKind::kFullyConnected:
-    case LayerKind::kGelu:
-    case LayerKind::kHardSwish:
-    case LayerKind::kSilu:
-    case LayerKind::kMultiply:
-    case LayerKind::kBatchNorm:
-    case LayerKind::kLocalResponseNorm:
-    case LayerKind::kEmbedding:
-    case LayerKind::kLayerNorm:
-    case LayerKind::kAttention:
-    case LayerKind::kLstm:
-    case LayerKind::kDotProductAttention:
-      return {.x = true};
-    case LayerKind::kRelu:
-    case LayerKind::kSigmoid:
-    case LayerKind::kTanh:
-    case LayerKind::kRelu6:
-    case LayerKind::kHardSigmoid:
-      return {.y = true};
-    case LayerKind::kMaxPool:
-    case LayerKind::kAveragePool:
-    case LayerKind::kGlobalAveragePool:
-    case LayerKind::kDropout:
-    case LayerKind::kAdd:
-    case LayerKind::kConcat:
-    case LayerKind::kFlatten:
-    case LayerKind::kToTokens:
-    case LayerKind::kClassToken:
-    case LayerKind::kTakeToken:
-    case LayerKind::kBias:
-    case LayerKind::kSoftmaxCrossEntropy:
-      return {};
-  }
-  return {};
-}
-
 Layout InputLayout(const Graph& graph, const Plan& plan) {
   const std::vector<int> consumers = graph.consumers(Graph::kInput);
   const LayerLayouts& first = plan.layers[consumers.front()];

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "cli/import/onnx_file.h"
+#include "model/ops/activations.h"
 
 namespace cadre {
 namespace {
@@ -321,10 +322,18 @@ class Folder {
 };
 
 double Divide(double a, double b) { return b == 0 ? 0 : std::trunc(a / b); }
-double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-double Normal(double x) { return std::erfc(-x / std::sqrt(2.0)) / 2; }
-double TanhGelu(double x) {
-  return x / 2 * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
+
+// The activation that an operator of ONNX computes; null for other operators.
+const ActivationFunction* ActivationNamed(const std::string& op) {
+  const auto activations = Activations();
+  const auto found = std::find_if(
+      activations.begin(), activations.end(),
+      [&](const auto& activation) { return activation.onnx != nullptr && activation.onnx == op; });
+  return found == activations.end() ? nullptr : &*found;
+}
+
+NumberFunction FunctionOf(Activation activation) {
+  return [value = Describe(activation).value](double a, double) { return value(a); };
 }
 
 }  // namespace
@@ -358,36 +367,29 @@ NumberFunction FunctionOf(const onnx::Node& node, bool integer) {
       {"Floor", [](double a, double) { return std::floor(a); }},
       {"Ceil", [](double a, double) { return std::ceil(a); }},
       {"Reciprocal", [](double a, double) { return 1 / a; }},
-      {"Relu", [](double a, double) { return std::max(a, 0.0); }},
-      {"Sigmoid", [](double a, double) { return Sigmoid(a); }},
-      {"Tanh", [](double a, double) { return std::tanh(a); }},
-      {"Swish", [](double a, double) { return a * Sigmoid(a); }},
-      {"HardSwish", [](double a, double) { return a * std::clamp(a + 3, 0.0, 6.0) / 6; }},
       {"Softplus", [](double a, double) { return std::log1p(std::exp(a)); }},
   };
   const std::string& op = node.op_type();
   const Attributes attributes(node);
   if (op == "Gelu") {
-    if (attributes.Text("approximate", "none") == "tanh") {
-      return [](double a, double) { return TanhGelu(a); };
-    }
-    return [](double a, double) { return a * Normal(a); };
+    const bool approximate = attributes.Text("approximate", "none") == "tanh";
+    return FunctionOf(approximate ? Activation::kApproximateGelu : Activation::kGelu);
   }
   if (op == "HardSigmoid") {
     const double alpha = attributes.Number("alpha", 0.2), beta = attributes.Number("beta", 0.5);
     return [=](double a, double) { return std::clamp(alpha * a + beta, 0.0, 1.0); };
   }
   if (op == "Div" && integer) return Divide;
-  const auto found = functions.find(op);
-  return found == functions.end() ? NumberFunction() : NumberFunction(found->second);
+  if (const auto found = functions.find(op); found != functions.end()) return found->second;
+  const ActivationFunction* activation = ActivationNamed(op);
+  return activation == nullptr ? NumberFunction() : FunctionOf(activation->activation);
 }
 
 size_t OperandsOf(const std::string& op) {
-  static const auto& unary = *new std::set<std::string>{
-      "Abs",         "Ceil",      "Erf",      "Exp",  "Floor", "Gelu",
-      "HardSigmoid", "HardSwish", "Log",      "Neg",  "Not",   "Reciprocal",
-      "Relu",        "Sigmoid",   "Softplus", "Sqrt", "Swish", "Tanh"};
-  if (unary.count(op) > 0) return 1;
+  static const auto& unary =
+      *new std::set<std::string>{"Abs", "Ceil", "Erf", "Exp",        "Floor",    "HardSigmoid",
+                                 "Log", "Neg",  "Not", "Reciprocal", "Softplus", "Sqrt"};
+  if (unary.count(op) > 0 || ActivationNamed(op) != nullptr) return 1;
   onnx::Node node;
   node.set_op_type(op);
   return FunctionOf(node, false) ? 2 : 0;

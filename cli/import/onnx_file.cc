@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kMinOpset = 13;
 constexpr int64_t kMaxFileBytes = (int64_t{1} << 31) - 1;
-// Limit of one tensor: that of the weights of one layer (model/inference.h).
+// Limit of one tensor: that of the weights of one layer (model/ops/inference.h).
 constexpr int64_t kMaxTensorElements = int64_t{1} << 31;
 
 enum DataType {

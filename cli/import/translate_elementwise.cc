@@ -8,8 +8,10 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "cli/import/rules.h"
+#include "model/ops/activations.h"
 #include "model/problem.h"
 
 namespace cadre {
@@ -124,40 +126,20 @@ absl::StatusOr<Value> Translator::Combine(const onnx::Node& node, const Value& a
 
 namespace {
 
-struct KnownActivation {
-  NumberFunction function;
-  void (*set)(v1::Layer& layer);
-};
-
-// The activations of the engine.
-const std::vector<KnownActivation>& KnownActivations() {
-  const auto of = [](const char* op, bool approximate = false) {
-    onnx::Node node;
-    node.set_op_type(op);
-    if (approximate) {
-      onnx::Attribute& attribute = *node.add_attribute();
-      attribute.set_name("approximate");
-      attribute.set_s("tanh");
-    }
-    return FunctionOf(node, false);
-  };
-  static const auto& known = *new std::vector<KnownActivation>{
-      {of("Relu"), [](v1::Layer& layer) { layer.mutable_relu(); }},
-      {of("Gelu"), [](v1::Layer& layer) { layer.mutable_gelu(); }},
-      {of("Gelu", true), [](v1::Layer& layer) { layer.mutable_gelu()->set_approximate(true); }},
-      {of("Sigmoid"), [](v1::Layer& layer) { layer.mutable_sigmoid(); }},
-      {of("Tanh"), [](v1::Layer& layer) { layer.mutable_tanh(); }},
-      {of("Swish"), [](v1::Layer& layer) { layer.mutable_silu(); }},
-      {of("HardSwish"), [](v1::Layer& layer) { layer.mutable_hard_swish(); }},
-      {[](double x, double) { return std::clamp(x / 6 + 0.5, 0.0, 1.0); },
-       [](v1::Layer& layer) { layer.mutable_hard_sigmoid(); }},
-      {[](double x, double) { return std::clamp(x, 0.0, 6.0); },
-       [](v1::Layer& layer) { layer.mutable_relu6(); }}};
-  return known;
-}
-
 // Exporters round constants to fp32.
 bool Near(double a, double b) { return std::abs(a - b) <= 1e-5 * (1 + std::abs(b)); }
+
+// "relu, relu6, ... and tanh".
+std::string ActivationNames() {
+  std::vector<std::string> names;
+  for (const ActivationFunction& activation : Activations()) {
+    const std::string name = LayerKindName(activation.kind);
+    if (names.empty() || names.back() != name) names.push_back(name);
+  }
+  const std::string last = names.back();
+  names.pop_back();
+  return absl::StrCat(absl::StrJoin(names, ", "), " and ", last);
+}
 
 }  // namespace
 
@@ -176,18 +158,17 @@ absl::StatusOr<Value> Translator::Plain(const Value& value) {
     return plain;
   }
   if (function == kPoints) return plain;  // such as x * 1
-  for (const KnownActivation& known : KnownActivations()) {
+  for (const ActivationFunction& known : Activations()) {
     bool equal = true;
     for (size_t i = 0; i < kPoints.size(); ++i) {
-      equal = equal && Near(function[i], known.function(kPoints[i], 0));
+      equal = equal && Near(function[i], known.value(kPoints[i]));
     }
     if (!equal) continue;
     Draft draft = drafts_[value.root];
     draft.parameters.clear();
     draft.context.reset();
-    draft.layer = v1::Layer();
+    draft.layer = LayerOf(known.activation);
     draft.tied_to = -1;
-    known.set(draft.layer);
     draft.inputs = {value.root};
     plain.root = AddDraft(std::move(draft));
     activations_[key] = plain.root;
@@ -227,8 +208,7 @@ absl::StatusOr<Value> Translator::Plain(const Value& value) {
     return Unsupported(absl::StrCat(
         "the result of ", node->op_type(), " (node ",
         Quoted(node->name().empty() && node->output_size() > 0 ? node->output(0) : node->name()),
-        ") is not one of the activations relu, relu6, gelu, silu, "
-        "hard_swish, hard_sigmoid, sigmoid and tanh"));
+        ") is not one of the activations ", ActivationNames()));
   }
   plain.root = result->root;
   // The value may have been rearranged since the operator, which only another form of the result

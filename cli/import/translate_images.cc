@@ -10,7 +10,7 @@
 #include "base/counted_noun.h"
 #include "base/status.h"
 #include "cli/import/rules.h"
-#include "model/inference.h"
+#include "model/ops/inference.h"
 #include "model/problem.h"
 
 namespace cadre::rules {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "model/ops/operation.h"
 #include "plan/cost/communication_cost.h"
 #include "plan/memory.h"
 #include "plan/search/move_model.h"
@@ -59,7 +60,7 @@ bool OverwritesScores(const PlanProblem& problem, const GraphLayer& layer) {
   if (problem.ranks > 1 || layer.kind != LayerKind::kSoftmaxCrossEntropy) return false;
   const int producer = layer.inputs[0];
   return producer != Graph::kInput && problem.graph->consumers(producer).size() == 1 &&
-         !SavedForBackwardBy((*problem.graph)[producer].kind).y;
+         !Describe((*problem.graph)[producer].kind).saved.y;
 }
 
 // Elements of batches that are being uploaded to a GPU, two in the type of the loader and one for
@@ -207,7 +208,7 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   if (layer.kind == LayerKind::kSoftmaxCrossEntropy) {
     input_elements = WithPaddedRows(problem, input_elements, layer.input().dims().back());
   }
-  const SavedForBackward saved = SavedForBackwardBy(layer.kind);
+  const SavedForBackward saved = Describe(layer.kind).saved;
   int64_t saved_y = saved.y ? output_elements : 0;
   // It saves bits. If a plan does not fuse it, the term of its gradient below, which does not live
   // until the end of forward, is enough for its output.

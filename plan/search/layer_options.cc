@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "model/ops/operation.h"
 #include "plan/norm_statistics.h"
 #include "plan/search/layer_bytes.h"
 
@@ -187,12 +188,6 @@ int64_t PartsOf(const CompactMesh& mesh, const std::vector<int8_t>& option, int 
   return parts;
 }
 
-bool IsProduct(LayerKind kind) {
-  return kind == LayerKind::kConvolution || kind == LayerKind::kFullyConnected ||
-         kind == LayerKind::kAttention || kind == LayerKind::kEmbedding ||
-         kind == LayerKind::kLstm || kind == LayerKind::kDotProductAttention;
-}
-
 LayerClass ClassOf(const PlanProblem& problem, int layer) {
   const GraphLayer& example = (*problem.graph)[layer];
   LayerClass layer_class{.indices = IndicesOf(example),
@@ -205,7 +200,7 @@ LayerClass ClassOf(const PlanProblem& problem, int layer) {
   double work = 0;
   for (const GraphLayer& each : problem.graph->layers()) work += each.flops;
   layer_class.may_replicate = !example.shares_weight &&
-                              (!IsProduct(example.kind) ||
+                              (!Describe(example.kind).is_product ||
                                (problem.hardware.computes() && example.flops <= kSmallWork * work));
   return layer_class;
 }

@@ -61,10 +61,6 @@ LayerClass ClassOf(const PlanProblem& problem, int layer);
 // Equal for layers of one class.
 std::string ClassKey(const PlanProblem& problem, int layer);
 
-// Layers dominated by a matrix product (convolution, fully connected, attention, embedding), whose
-// splits matter most.
-bool IsProduct(LayerKind kind);
-
 // Whether the strategy's split is possible on this mesh. Requires: layer_class.strategy_index >= 0.
 bool StrategyApplies(const LayerClass& layer_class, const CompactMesh& mesh);
 

@@ -32,6 +32,7 @@
 #include <numeric>
 #include <span>
 
+#include "model/ops/operation.h"
 #include "plan/cost/communication_cost.h"
 #include "plan/tape.h"
 #include "tensor/interval.h"
@@ -224,10 +225,7 @@ MoveEstimate& MoveEstimate::operator+=(const MoveEstimate& other) {
 
 Halo HaloOf(const GraphLayer& layer) {
   Halo halo;
-  if (layer.kind != LayerKind::kConvolution && layer.kind != LayerKind::kMaxPool &&
-      layer.kind != LayerKind::kAveragePool) {
-    return halo;
-  }
+  if (!Describe(layer.kind).has_window) return halo;
   const Window& window = layer.window;
   halo.rows = {layer.input()[0], layer.output[0], window.reach_height(), window.stride_height,
                window.padding_height};

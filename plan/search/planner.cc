@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "model/graph.h"
 #include "model/op_indices.h"
+#include "model/ops/operation.h"
 #include "model/parameter_index.h"
 #include "plan/norm_statistics.h"
 #include "plan/plan.h"
@@ -109,45 +110,22 @@ class Rules {
     if (layer.shares_weight || layer.sampled_classes > 0) {
       return {{"samples", data_ + space_ + model_}};
     }
-    switch (layer.kind) {
-      case LayerKind::kFullyConnected:
-        return FullyConnected(layer);
-      case LayerKind::kAttention:
-        return {{"samples", RowAxes()}, {"heads", model_}};
-      case LayerKind::kEmbedding:
-        return {{"samples", RowAxes()}};
-      case LayerKind::kLstm:
-      case LayerKind::kDotProductAttention:
-      case LayerKind::kSoftmaxCrossEntropy:
+    const bool image = layer.input().rank() == 3;
+    switch (Describe(layer.kind).split_rule) {
+      case SplitRule::kAllSamples:
         return {{"samples", data_ + space_ + model_}};
-      case LayerKind::kFlatten:
-      case LayerKind::kToTokens:
+      case SplitRule::kRowSamples:
+        return {{"samples", RowAxes()}};
+      case SplitRule::kImageSamples:
         return {{"samples", data_ + model_}};
-      case LayerKind::kRelu:
-      case LayerKind::kGelu:
-      case LayerKind::kSigmoid:
-      case LayerKind::kTanh:
-      case LayerKind::kRelu6:
-      case LayerKind::kHardSwish:
-      case LayerKind::kHardSigmoid:
-      case LayerKind::kSilu:
-      case LayerKind::kDropout:
-      case LayerKind::kAdd:
-        return layer.input().rank() == 3 ? Image(layer) : Elementwise(layer);
-      case LayerKind::kLayerNorm:
-      case LayerKind::kConcat:
-      case LayerKind::kMultiply:
-      case LayerKind::kClassToken:
-      case LayerKind::kTakeToken:
-      case LayerKind::kBias:
-        return layer.input().rank() == 3 ? Image(layer) : WholeFeatures(layer);
-      case LayerKind::kConvolution:
-      case LayerKind::kMaxPool:
-      case LayerKind::kAveragePool:
-      case LayerKind::kGlobalAveragePool:
-      case LayerKind::kBatchNorm:
-      case LayerKind::kLocalResponseNorm:
-        return Image(layer);
+      case SplitRule::kKeepSamples:
+        return image ? Image(layer) : WholeFeatures(layer);
+      case SplitRule::kKeepSplit:
+        return image ? Image(layer) : Elementwise(layer);
+      case SplitRule::kOutputs:
+        return FullyConnected(layer);
+      case SplitRule::kHeads:
+        return {{"samples", RowAxes()}, {"heads", model_}};
     }
     return {};
   }

@@ -40,6 +40,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "model/ops/operation.h"
 #include "plan/norm_statistics.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/elimination.h"
@@ -329,7 +330,7 @@ class Searcher {
     SumProblem sum = mesh.Sum(weights_[weight]);
     const size_t before = predicted_.size();
     for (int l = 0; l < sum.size(); ++l) {
-      if (!IsProduct((*problem_.graph)[l].kind)) continue;
+      if (!Describe((*problem_.graph)[l].kind).is_product) continue;
       const std::vector<double> unary = sum.unary[l];
       for (int o = 0; o < std::ssize(unary); ++o) {
         if (o == best.found.choice[l] || unary.size() == 1) continue;

@@ -11,7 +11,6 @@
 #include "base/rpc/grpc_channel.h"
 #include "coordinator/run/replan.h"
 #include "model/graph.h"
-#include "model/inference.h"
 #include "model/validate.h"
 #include "plan/search/planner.h"
 #include "proto/cadre/v1/membership.pb.h"

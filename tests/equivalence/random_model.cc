@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/graph.h"
-#include "model/inference.h"
+#include "model/ops/inference.h"
 
 namespace cadre {
 namespace {

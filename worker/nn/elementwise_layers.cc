@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "glog/logging.h"
+#include "model/ops/activations.h"
 #include "worker/nn/layer_kinds.h"
 
 namespace cadre {
@@ -11,7 +11,7 @@ namespace {
 class ActivationLayer final : public Layer {
  public:
   explicit ActivationLayer(LayerSetting setting)
-      : kernels_(setting.kernels), kind_(KindOf(setting.layer)) {}
+      : kernels_(setting.kernels), kind_(ActivationOf(setting.layer.settings)) {}
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
     kernels_.pointwise().ActivationForward(kind_, t.x[0], t.y);
@@ -26,30 +26,6 @@ class ActivationLayer final : public Layer {
   }
 
  private:
-  static Activation KindOf(const GraphLayer& layer) {
-    switch (layer.kind) {
-      case LayerKind::kRelu:
-        return Activation::kRelu;
-      case LayerKind::kGelu:
-        return layer.settings.gelu().approximate() ? Activation::kApproximateGelu
-                                                   : Activation::kGelu;
-      case LayerKind::kRelu6:
-        return Activation::kRelu6;
-      case LayerKind::kHardSwish:
-        return Activation::kHardSwish;
-      case LayerKind::kHardSigmoid:
-        return Activation::kHardSigmoid;
-      case LayerKind::kSilu:
-        return Activation::kSilu;
-      case LayerKind::kSigmoid:
-        return Activation::kSigmoid;
-      case LayerKind::kTanh:
-        return Activation::kTanh;
-      default:
-        LOG(FATAL) << LayerKindName(layer.kind) << " is not an activation";
-    }
-  }
-
   Backend& kernels_;
   const Activation kind_;
 };

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "glog/logging.h"
+#include "model/ops/operation.h"
 #include "worker/nn/layer_kinds.h"
 
 namespace cadre {
@@ -11,8 +12,8 @@ bool LayerSetting::IsFirstAlong(const char* index) const {
   return comms.mesh().Coordinate(comms.rank(), layouts.axes(index)) == 0;
 }
 
-// A switch without default, so that the compiler reports a kind without a layer.
 std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
+  if (Describe(setting.layer.kind).is_activation) return MakeElementwiseLayer(std::move(setting));
   switch (setting.layer.kind) {
     case LayerKind::kConvolution:
     case LayerKind::kMaxPool:
@@ -22,14 +23,6 @@ std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
     case LayerKind::kFullyConnected:
     case LayerKind::kEmbedding:
       return MakeDenseLayer(std::move(setting));
-    case LayerKind::kRelu:
-    case LayerKind::kGelu:
-    case LayerKind::kSigmoid:
-    case LayerKind::kTanh:
-    case LayerKind::kRelu6:
-    case LayerKind::kHardSwish:
-    case LayerKind::kHardSigmoid:
-    case LayerKind::kSilu:
     case LayerKind::kMultiply:
     case LayerKind::kDropout:
     case LayerKind::kAdd:
@@ -53,9 +46,11 @@ std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
     case LayerKind::kDotProductAttention:
       return MakeDotProductAttention(std::move(setting));
     case LayerKind::kSoftmaxCrossEntropy:
-      break;
+      LOG(FATAL) << setting.layer.name << ": the network computes the loss";
+    default:
+      LOG(FATAL) << setting.layer.name << ": no layer computes "
+                 << LayerKindName(setting.layer.kind);
   }
-  LOG(FATAL) << setting.layer.name << ": the network computes the loss";
 }
 
 }  // namespace cadre
