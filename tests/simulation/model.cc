@@ -58,6 +58,12 @@ std::vector<Interval> OwnedSpans(const v1::RunSpec& spec, uint32_t rank, uint32_
   return spans;
 }
 
+std::vector<Interval> PositionsOf(const v1::RunSpec& spec, uint32_t fragment) {
+  const Interval all(0, TensorBegins(spec).back());
+  if (fragment == 0) return {all};
+  return UnitsOf(spec)->FragmentIn(all, fragment, FragmentsOf(spec.averaging()));
+}
+
 std::vector<Interval> PartsWithin(const std::vector<Interval>& spans, Interval within) {
   std::vector<Interval> parts;
   for (const Interval& span : spans) {

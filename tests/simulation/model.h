@@ -38,9 +38,11 @@ uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans);
 std::shared_ptr<const ExchangeUnits> UnitsOf(const v1::RunSpec& spec);
 // The interval that shard `shard` of `shards` stores.
 Interval SpanOfShard(const v1::RunSpec& spec, uint32_t shard, uint32_t shards);
-// The intervals that rank `rank` of `ranks` exchanges: a part of every tensor or, if whole units are
-// exchanged, one of these.
+// The intervals that rank `rank` of `ranks` exchanges: a part of every tensor or, if whole units
+// are exchanged, one of these.
 std::vector<Interval> OwnedSpans(const v1::RunSpec& spec, uint32_t rank, uint32_t ranks);
+// The positions that a round exchanges: all, or those of a fragment.
+std::vector<Interval> PositionsOf(const v1::RunSpec& spec, uint32_t fragment);
 // The parts of `spans` inside `within`.
 std::vector<Interval> PartsWithin(const std::vector<Interval>& spans, Interval within);
 google::protobuf::RepeatedPtrField<v1::Range> RangesOf(const std::vector<int64_t>& begins,

@@ -404,22 +404,6 @@ TEST_F(MachineFailuresTest, PreparationThatHangsIsBounded) {
   EXPECT_EQ(WorkerStatus("w0").standing().cause(), FAILURE_CAUSE_STALLED);
 }
 
-// The groups were started by another coordinator, whose store was newer.
-TEST_F(MachineFailuresTest, ContributionsOfGroupsStartedElsewhereDoNotEndTheRun) {
-  cluster_.behaviour.prepare = false;
-  AddMembers(1, 2);
-  const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 100));
-  for (uint32_t group = 0; group < 2; ++group) {
-    const uint32_t before = cluster_.Group(run, group).generation();
-    v1::Contributed contributed;
-    *contributed.mutable_place() = cluster_.Lead(run, group).place();
-    contributed.set_round(1);
-    cluster_.Send(cluster_.Lead(run, group), contributed);
-    EXPECT_GT(cluster_.Group(run, group).generation(), before);
-  }
-  EXPECT_NE(RunStateOf(run), v1::RUN_STATE_FAILED);
-}
-
 // The training thread does not take the assignment.
 TEST_F(MachineFailuresTest, IdleThreadThatHangsIsReplaced) {
   cluster_.behaviour.prepare = false;

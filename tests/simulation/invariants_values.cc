@@ -1,0 +1,206 @@
+// What versions must be: the expected values of every version, computed from the contributions of
+// its participants, and whether these contain exactly the training that they claim.
+#include <array>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "model/coding.h"
+#include "server/client/frame.h"
+#include "server/mean.h"
+#include "server/outer_update.h"
+#include "tests/simulation/invariants.h"
+
+namespace cadre::simulation {
+namespace {
+
+// The values of these positions, in order, and the reverse.
+Values Gather(const std::vector<Interval>& positions, const Values& from) {
+  Values values;
+  for (const Interval& part : positions) {
+    values.insert(values.end(), from.begin() + part.begin, from.begin() + part.end);
+  }
+  return values;
+}
+void Scatter(const std::vector<Interval>& positions, const Values& values, Values& to) {
+  auto from = values.begin();
+  for (const Interval& part : positions) {
+    std::copy_n(from, part.size(), to.begin() + part.begin);
+    from += part.size();
+  }
+}
+
+}  // namespace
+
+// Also sets the states of the version (server/round_mean.cc has the formulas of coded rounds).
+Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& commit) {
+  Values version = versions_[commit.run()][commit.round() - 1];
+  const std::vector<Interval> positions = PositionsOf(run.spec(), commit.fragment());
+  std::array<Values, 3> states;
+  const auto before = outer_states_[run.run()].find(commit.round() - 1);
+  if (before != outer_states_[run.run()].end()) states = before->second;
+  for (Values& state : states) state.resize(version.size());
+  const Values base = Gather(positions, version);
+  std::array<Values, 3> exchanged;
+  for (size_t i = 0; i < states.size(); ++i) exchanged[i] = Gather(positions, states[i]);
+  const Values next = MeanOf(run, commit, positions, base, exchanged);
+  for (size_t i = 0; i < states.size(); ++i) Scatter(positions, exchanged[i], states[i]);
+  if (commit.has_outer() || commit.has_down()) {
+    outer_states_[run.run()][commit.round()] = std::move(states);
+  }
+  Scatter(positions, next, version);
+  return version;
+}
+
+Values Invariants::MeanOf(const v1::RunRecord& run, const v1::CommitRecord& commit,
+                          const std::vector<Interval>& positions, const Values& base,
+                          std::array<Values, 3>& states) {
+  Values& residual = states[2];
+  std::vector<uint64_t> samples;
+  for (const v1::Participant& in : commit.participants()) samples.push_back(in.samples());
+  const std::vector<float> weights = MeanWeights(samples);
+  Values next(base.size());
+  for (int i = 0; i < commit.participants_size(); ++i) {
+    const v1::Participant& in = commit.participants(i);
+    Values all = contributions_[{commit.run(), commit.round(), in.group(), in.generation()}];
+    all.resize(versions_[commit.run()][0].size());
+    (i == 0 ? SetWeighted : AddWeighted)(weights[i], Gather(positions, all), next);
+  }
+  Values exact = base;
+  if (commit.has_down()) AddWeighted(1, residual, exact);
+  if (commit.has_up()) {
+    AddWeighted(1, exact, next);
+  } else if (commit.has_down()) {
+    AddWeighted(1, residual, next);
+  }
+  if (commit.has_outer()) {
+    OuterUpdate(commit.outer(), commit.round()).Update(exact, next, {states[0], states[1]});
+  }
+  if (!commit.has_down()) return next;
+  Values difference(base.size());
+  for (size_t i = 0; i < base.size(); ++i) difference[i] = next[i] - base[i];
+  std::string frame;
+  const std::vector<ExchangeUnit> units = UnitsOf(run.spec())->In(positions);
+  const Codec codec = CodecOf(commit.down());
+  absl::Status coded = EncodeFrame(units, codec, difference, &frame);
+  coded.Update(DecodeFrame(units, codec, frame, &difference));
+  if (!coded.ok())
+    world_.Violate(commit.run(), ": version ", commit.round(),
+                   " cannot be coded: ", coded.ToString());
+  for (size_t i = 0; i < base.size(); ++i) {
+    const float published = base[i] + difference[i];
+    residual[i] = next[i] - published;
+    next[i] = published;
+  }
+  return next;
+}
+
+bool Invariants::IsMade(const std::pair<std::string, uint32_t>& version) const {
+  return written_.contains(version) && lost_disks_.empty();
+}
+
+void Invariants::ChooseRival(const std::pair<std::string, uint32_t>& version, Interval span,
+                             const Values& values) {
+  const std::vector<Interval> whole = {{0, span.size()}};
+  for (Rival& rival : rivals_[version]) {
+    const Values part(rival.values.begin() + span.begin, rival.values.begin() + span.end);
+    if (DigestOf(values, whole) != DigestOf(part, whole)) continue;
+    std::swap(rival.closed, closed_[version]);
+    std::swap(rival.values, versions_[version.first][version.second]);
+    return;
+  }
+}
+
+// A shard that was restored from a seed begins with states of zero.
+void Invariants::OnStaged(const std::string& aggregator, const v1::ContributionHeader& header,
+                          const Values& values) {
+  const ContributionKey key = ContributionKey::Of(header);
+  if (!header.seed() && header.ranges_size() > 0) RecordContribution(header, values);
+  acknowledged_.insert({key, aggregator});
+  kept_.insert({key, aggregator});
+}
+
+void Invariants::RecordContribution(const v1::ContributionHeader& header, const Values& values) {
+  const v1::RunSpec& spec = specs_[header.run()];
+  const std::vector<int64_t> begins = TensorBegins(spec);
+  std::vector<Interval> positions;
+  for (const v1::Range& range : header.ranges()) {
+    const int64_t begin = begins[range.tensor()];
+    const Interval part(begin + static_cast<int64_t>(range.begin()),
+                        begin + static_cast<int64_t>(range.end()));
+    // Units may consist of several tensors.
+    if (!positions.empty() && positions.back().end == part.begin) {
+      positions.back().end = part.end;
+    } else {
+      positions.push_back(part);
+    }
+  }
+  Values& all = contributions_[{header.run(), header.round(), header.group(), header.generation()}];
+  all.resize(begins.back());
+  if (header.frame_elements() == 0) {
+    Scatter(positions, values, all);
+    CheckTraining(header, positions, all);
+    return;
+  }
+  Values change;
+  const absl::Status decoded = DecodeFrame(
+      UnitsOf(spec)->In(positions), CodecOf(*CodingOf(spec.averaging().up())),
+      {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}, &change);
+  if (!decoded.ok()) {
+    world_.Violate(ContributionKey::Of(header).ToString(), " is malformed: ", decoded.ToString());
+    return;
+  }
+  world_.Count("frames_staged");
+  Scatter(positions, change, all);
+}
+
+void Invariants::CheckTraining(const v1::ContributionHeader& header,
+                               const std::vector<Interval>& positions, const Values& values) {
+  const v1::Averaging& averaging = specs_[header.run()].averaging();
+  // Contributions then contain late changes, those of other fragments, or a share of their own.
+  if (averaging.has_staleness() || FragmentsOf(averaging) > 1 || averaging.overlap().has_blend()) {
+    return;
+  }
+  const auto& versions = versions_[header.run()];
+  const auto before = versions.find(header.base_version());
+  // An older record of the run does not have the version.
+  if (before == versions.end()) return;
+  const double steps =
+      static_cast<double>(header.samples()) / specs_[header.run()].batch_per_group();
+  for (const Interval& part : positions) {
+    for (int64_t p = part.begin; p < part.end; ++p) {
+      const double trained = values[p] - before->second[p];
+      const double expected = steps * StepChange(header.group(), header.generation(), p);
+      if (std::abs(trained - expected) <= 1e-3 * (1 + std::abs(values[p]))) continue;
+      world_.Violate(ContributionKey::Of(header).ToString(), " changes the value at ", p, " by ",
+                     trained, ", but ", steps, " steps change it by ", expected);
+      return;
+    }
+  }
+}
+
+void Invariants::OnVersionWritten(const std::string& aggregator, const std::string& run,
+                                  uint32_t version, Interval span, const Values& values) {
+  const std::string name = absl::StrCat("version ", version, " of ", run);
+  world_.Count("shard_versions_checked");
+  const auto versions = versions_.find(run);
+  if (versions == versions_.end() || versions->second.count(version) == 0) {
+    world_.Violate(aggregator, " writes ", name, ", which has no commit record");
+    return;
+  }
+  const Values& expected = versions->second[version];
+  const std::vector<Interval> whole = {{0, span.size()}};
+  const auto matches = [&] {
+    const Values part(expected.begin() + span.begin, expected.begin() + span.end);
+    return DigestOf(values, whole) == DigestOf(part, whole);
+  };
+  if (!matches() && !IsMade({run, version})) ChooseRival({run, version}, span, values);
+  written_.emplace(run, version);
+  if (matches()) return;
+  world_.Violate(aggregator, " writes ", name,
+                 " with other values than the mean of its participants");
+}
+
+}  // namespace cadre::simulation
