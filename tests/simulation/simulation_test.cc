@@ -157,7 +157,7 @@ TEST(Simulation, SeedsDrawEveryField) {
   }
   // Programs with a loop of their own.
   missing.erase("cluster.max_pause_ms");
-  // Of no effect: the aggregators always keep what a code leaves out of versions.
+  // Without effect: the aggregators always keep what a code leaves out of versions.
   missing.erase("averaging.down.error_feedback");
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     for (const v1::RunSpec& spec : Simulator({.seed = seed}).Draw()) {
