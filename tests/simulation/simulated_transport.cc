@@ -31,7 +31,6 @@ class SimulatedTransport final : public Transport {
   LinkKind link(int peer) const override {
     return peer == rank() ? LinkKind::kSelf : LinkKind::kTcp;
   }
-  uint64_t host(int peer) const override { return peer; }
 
   absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
                    const Combine& combine) override;
