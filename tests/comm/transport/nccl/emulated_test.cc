@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
              std::to_string(std::get<1>(info.param));
     });
 
-TEST(NcclTransportPropertiesTest, ReportsRanksLinksAndHosts) {
+TEST(NcclTransportPropertiesTest, ReportsRanksAndLinks) {
   Group group(3, Mode::kInline);
   ExpectAllOk(group.Connect());
   const Transport& data = *group.of(1).data;
@@ -144,7 +144,6 @@ TEST(NcclTransportPropertiesTest, ReportsRanksLinksAndHosts) {
   EXPECT_EQ(data.size(), 3);
   EXPECT_EQ(data.link(0), LinkKind::kNccl);
   EXPECT_EQ(data.link(1), LinkKind::kSelf);
-  EXPECT_EQ(data.host(2), group.host_transport(1).host(2));
   EXPECT_TRUE(data.on_device());
   EXPECT_TRUE(data.has_native());
   const std::vector<int> pair = {0, 1};
