@@ -255,7 +255,9 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
     world_.Violate(run, " had ended and continues");
   }
   if (IsLive(before.state()) && !IsLive(record.state())) CheckRunEnd(record);
-  if (record.state() == v1::RUN_STATE_PARKED && !HasLostDisk(record)) {
+  // An older store may still have a run whose files were deleted since.
+  const bool deleted = restored_.contains(record.run()) && to_delete_.contains(record.run());
+  if (record.state() == v1::RUN_STATE_PARKED && !HasLostDisk(record) && !deleted) {
     world_.Violate(run, " is parked, although no disk was lost: ", record.reason());
   }
 }

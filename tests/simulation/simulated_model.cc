@@ -126,6 +126,12 @@ void SimulatedModel::RestoreStates(const StateVault::States& /*states*/) {
   world_.Count("states_restored");
 }
 
+// Merged values are those of steps after the version's.
+void SimulatedModel::MoveTo(uint32_t step) {
+  if (step > protocol_->decision().step()) world_.Count("versions_merged");
+  step_ = step;
+}
+
 // ---- Training
 
 absl::StatusOr<uint32_t> SimulatedModel::Train(const RankProtocol::Train& train,
@@ -138,6 +144,7 @@ absl::StatusOr<uint32_t> SimulatedModel::Train(const RankProtocol::Train& train,
 absl::Status SimulatedModel::TrainStep() {
   progress_.Enter(v1::ACTIVITY_TRAINING);
   ++steps_begun_;
+  if (staged_round_ > protocol_->version()) world_.Count("steps_during_exchanges");
   CADRE_RETURN_IF_ERROR(Sleep(step_time_ * world_.dice.Between(50, 150) / 100));
   if (std::exchange(host_.diverges, false)) return absl::OutOfRangeError("the loss is NaN");
   progress_.Advance();

@@ -50,7 +50,7 @@ class SimulatedModel final : public TrainedModel {
   void OnAdopted(bool kept) override;
   void StartAt(uint32_t step) override;
   absl::StatusOr<uint32_t> Train(const RankProtocol::Train& train, FailureNote& failure) override;
-  void MoveTo(uint32_t step) override { step_ = step; }
+  void MoveTo(uint32_t step) override;
   PeriodReport TakePeriod() override;
   absl::StatusOr<RankProtocol::Evaluated> Evaluate(const RankProtocol::Evaluate& evaluate,
                                                    FailureNote& failure) override;

@@ -48,6 +48,8 @@ TrainerOutcome SimulatedSession::Train() {
 }
 
 void SimulatedSession::Deliver(const v1::CoordinatorMessage& message) {
+  const v1::Decision& decision = message.decision();
+  if (decision.adopt() && !decision.included()) world_.Count("groups_left_out");
   if (world_.plant != Plant::kIgnoreCatchUp) return session_.Deliver(message);
   v1::CoordinatorMessage changed = message;
   if (changed.has_start()) changed.mutable_start()->clear_catch_up();
