@@ -306,7 +306,9 @@ bool Invariants::MayFail(const v1::RunRecord& record) const {
       hosts[cause].insert(of_cause.begin(), of_cause.end());
     }
   }
-  if (diverged.size() >= std::min(2U, GroupsOf(record.spec()))) return true;
+  // The number of groups changes when the run is scaled.
+  const uint32_t groups = std::min(GroupsOf(record.spec()), DivisionOf(record).groups());
+  if (diverged.size() >= std::min(2U, groups)) return true;
   return std::any_of(hosts.begin(), hosts.end(), [this](const auto& entry) {
     return entry.second.size() >= 2 || connected_workers_() <= 1;
   });
