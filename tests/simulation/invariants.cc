@@ -306,9 +306,10 @@ bool Invariants::MayFail(const v1::RunRecord& record) const {
       hosts[cause].insert(of_cause.begin(), of_cause.end());
     }
   }
-  // The number of groups changes when the run is scaled.
-  const uint32_t groups = std::min(GroupsOf(record.spec()), DivisionOf(record).groups());
-  if (diverged.size() >= std::min(2U, groups)) return true;
+  // A run that was scaled has other groups.
+  if (diverged.size() >= std::min({2U, GroupsOf(record.spec()), DivisionOf(record).groups()})) {
+    return true;
+  }
   return std::any_of(hosts.begin(), hosts.end(), [this](const auto& entry) {
     return entry.second.size() >= 2 || connected_workers_() <= 1;
   });
@@ -574,19 +575,6 @@ void Invariants::OnDiskLost(const std::string& aggregator) {
 }
 
 // ---- Workers
-
-void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Values& values,
-                        const std::vector<Interval>& owned) {
-  world_.Count("versions_adopted");
-  if (committed_.count({place.run(), version}) == 0) {
-    world_.Violate(Describe(place), " holds version ", version, ", which is not committed");
-    return;
-  }
-  const Values& expected = versions_[place.run()][version];
-  if (DigestOf(values, owned) != DigestOf(expected, owned)) {
-    world_.Violate(Describe(place), " holds other values than those of version ", version);
-  }
-}
 
 void Invariants::OnFailed(const v1::RankSlot& place, const std::string& host,
                           v1::FailureCause cause) {

@@ -11,6 +11,7 @@
 #include "server/client/frame.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
+#include "tests/simulation/describe.h"
 #include "tests/simulation/invariants.h"
 
 namespace cadre::simulation {
@@ -201,6 +202,19 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const std::stri
   if (matches()) return;
   world_.Violate(aggregator, " writes ", name,
                  " with other values than the mean of its participants");
+}
+
+void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Values& values,
+                        const std::vector<Interval>& owned) {
+  world_.Count("versions_adopted");
+  if (committed_.count({place.run(), version}) == 0) {
+    world_.Violate(Describe(place), " holds version ", version, ", which is not committed");
+    return;
+  }
+  const Values& expected = versions_[place.run()][version];
+  if (DigestOf(values, owned) != DigestOf(expected, owned)) {
+    world_.Violate(Describe(place), " holds other values than those of version ", version);
+  }
 }
 
 }  // namespace cadre::simulation

@@ -201,7 +201,7 @@ struct Planted {
 };
 
 // Each planted bug is found within this number of seeds.
-constexpr uint64_t kPlantedSeeds = 500;
+constexpr uint64_t kPlantedSeeds = 2000;
 
 class PlantedBug : public ::testing::TestWithParam<Planted> {};
 
