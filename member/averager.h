@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,7 +21,7 @@
 #include "member/cancellation.h"
 #include "member/contribution_coder.h"
 #include "member/group_control.h"
-#include "member/member_loop.h"
+#include "member/loop_options.h"
 #include "member/owned.h"
 #include "member/rank_protocol.h"
 #include "member/regroup.h"
