@@ -21,7 +21,7 @@ from runner import last_line, parser, read_lines, report
 VALUE = re.compile(r"(_|\b)(ms|us|s|seconds|gbs|gflops|tflops|busbw|algbw|units|mib|ratio|share|loss|accuracy|error"
                    r"|idle|scaling|overhead|efficiency)$|_bytes$|per_(second|s|core)|_copies_|ratio_to"
                    r"|of_(peak|limit|socket)")
-# What neither tells which lines belong together nor can be better or worse.
+# Fields that do not identify a measurement and that are not measured values.
 NEITHER = re.compile(r"^(unit_ms|heartbeat_ms|cpu|cores|instruction_sets|family_model|iterations|rounds|.*\bcount|all"
                      r"|tried|heartbeats.*|records_written|calls|link|chosen|best_single|gloo_algorithm|.*against.*)$")
 

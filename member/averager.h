@@ -2,8 +2,9 @@
 // generation: the rank's part of the model, the codes, the states in the vaults, the states of the
 // averaging in checkpoints. MemberLoop decides when.
 //
-// All ranks of the group call the same methods in the same order: all but the ones of one line are
-// collectives. Borrows its arguments. Used by the training thread.
+// All methods are collectives, which the ranks of the group call in the same order, except
+// has_shards, AddMemory, TakeTransferTime, staged, OnAdopted and ForgetStates. Borrows its
+// arguments. Used by the training thread.
 #pragma once
 
 #include <cstdint>

@@ -290,7 +290,7 @@ class MemberLoop {
     return absl::OkStatus();
   }
 
-  // What the ranks tell each other once in each half of a round.
+  // What the ranks add up at the end of staging, and at the end of pulling.
   struct RoundTotals {
     uint64_t payload_bytes = 0;
     uint64_t message_bytes = 0;

@@ -23,6 +23,7 @@
 #include "base/rpc/grpc_status.h"
 #include "base/status.h"
 #include "server/client/proof.h"
+#include "server/client/ranges.h"
 
 namespace cadre {
 namespace {
@@ -36,20 +37,6 @@ uint64_t Elements(const Ranges& ranges) {
   uint64_t elements = 0;
   for (const v1::Range& range : ranges) elements += range.end() - range.begin();
   return elements;
-}
-
-// Ranges without their first `elements` elements.
-Ranges Skip(const Ranges& ranges, uint64_t elements) {
-  Ranges rest;
-  for (const v1::Range& range : ranges) {
-    const uint64_t skipped = std::min(elements, range.end() - range.begin());
-    elements -= skipped;
-    if (skipped == range.end() - range.begin()) continue;
-    v1::Range* remaining = rest.Add();
-    *remaining = range;
-    remaining->set_begin(range.begin() + skipped);
-  }
-  return rest;
 }
 
 // Ranges come from the caller, so a wrong one is a bug there and not an error of the shard.
@@ -222,7 +209,7 @@ absl::Status RoundsClient::PullValues(const v1::PullRequest& request, std::span<
   return Run(call, std::move(stop),
              [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
                const uint64_t done = call.transfer.done();
-               *filled.mutable_ranges() = Skip(request.ranges(), done);
+               *filled.mutable_ranges() = SkipElements(request.ranges(), done);
                if (caller == Caller::kRank) Sign(key_, NewIdentity(), filled);
                traffic->message_sent += filled.ByteSizeLong();
                return PullOnce(context,

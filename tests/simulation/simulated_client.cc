@@ -8,6 +8,7 @@
 #include "base/protocol.h"
 #include "base/status.h"
 #include "server/client/proof.h"
+#include "server/client/ranges.h"
 
 namespace cadre::simulation {
 namespace {
@@ -19,19 +20,6 @@ constexpr size_t kElement = sizeof(float);
 
 Transfer::Event Broken() {
   return Transfer::Ended{absl::UnavailableError("the connection is broken")};
-}
-
-// Ranges without their first `elements` elements.
-google::protobuf::RepeatedPtrField<v1::Range> Skip(
-    const google::protobuf::RepeatedPtrField<v1::Range>& ranges, uint64_t elements) {
-  google::protobuf::RepeatedPtrField<v1::Range> rest;
-  for (v1::Range range : ranges) {
-    const uint64_t skipped = std::min(elements, range.end() - range.begin());
-    elements -= skipped;
-    range.set_begin(range.begin() + skipped);
-    if (range.begin() < range.end()) *rest.Add() = range;
-  }
-  return rest;
 }
 
 }  // namespace
@@ -166,7 +154,7 @@ absl::Status SimulatedShardClient::RunPull(
       if (request.has_frame_from()) {
         filled.set_frame_from(transfer.done());
       } else {
-        *filled.mutable_ranges() = Skip(request.ranges(), transfer.done());
+        *filled.mutable_ranges() = SkipElements(request.ranges(), transfer.done());
       }
       Sign(options_.key, "nonce", filled);
       Transfer::Event event = Send(attempt, [attempt, filled]() -> Transfer::Event {
