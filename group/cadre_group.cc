@@ -252,6 +252,7 @@ int32_t cadre_group_next(cadre_group* group, double timeout_seconds) try {
     case cadre::Handoff::Task::kStore:
       return CADRE_STORE;
     case cadre::Handoff::Task::kTrain:
+      group->trainer->OnTrain();
       return CADRE_TRAIN;
     case cadre::Handoff::Task::kEvaluate:
       return CADRE_EVALUATE;
@@ -264,7 +265,7 @@ int32_t cadre_group_next(cadre_group* group, double timeout_seconds) try {
 }
 
 int32_t cadre_group_step(cadre_group* group) {
-  group->trainer->Advance();
+  group->trainer->OnStep();
   return group->handoff.Step() ? 1 : 0;
 }
 

@@ -126,8 +126,7 @@ class CallerModel final : public TrainedModel {
     const uint64_t ahead = protocol_->steps_ahead();
     const uint64_t continued = protocol_->discards_steps_ahead() ? 0 : ahead;
     absl::MutexLock lock(&trainer_.mutex_);
-    const uint64_t lost =
-        (kept ? 0 : trained - trainer_.accounted_ - ahead) + (ahead - continued);
+    const uint64_t lost = (kept ? 0 : trained - trainer_.accounted_ - ahead) + (ahead - continued);
     LOG_IF(WARNING, lost > 0) << "version " << decision.version() << " does not contain the last "
                               << lost << " steps of this group, which are discarded";
     trainer_.accounted_ = trained - continued;
@@ -162,15 +161,13 @@ class CallerModel final : public TrainedModel {
     return step_;
   }
   bool ended_loop() const override { return ended_loop_; }
-  double step_seconds() const override { return step_seconds_; }
+  double step_seconds() const override { return trainer_.step_times_.Median(); }
 
   // The program goes on with the version.
   absl::Status OnLeaving() override { return Gather(); }
 
   // The program waits meanwhile, so that it reports nothing.
-  PeriodReport TakePeriod() override {
-    return trainer_.report_.TakeForContribution();
-  }
+  PeriodReport TakePeriod() override { return trainer_.report_.TakeForContribution(); }
 
   absl::StatusOr<RankProtocol::Evaluated> Evaluate(const RankProtocol::Evaluate& evaluate,
                                                    FailureNote& failure) override {
@@ -259,15 +256,9 @@ class CallerModel final : public TrainedModel {
   // A program of several ranks stops where they have agreed on (RankProtocol::AskNudge).
   void ShortenIfLeaving(uint32_t steps) {
     const bool alone = group_->size() == 1 && assignment_.shards_size() > 0;
-    if (alone && control_.LeavesBefore(steps * absl::Seconds(step_seconds_))) {
+    if (alone && control_.LeavesBefore(steps * absl::Seconds(step_seconds()))) {
       trainer_.handoff_.Shorten();
     }
-  }
-
-  void MeasureSteps(absl::Duration time, uint32_t steps) {
-    if (steps == 0) return;
-    const double seconds = absl::ToDoubleSeconds(time) / steps;
-    step_seconds_ = step_seconds_ == 0 ? seconds : (step_seconds_ + seconds) / 2;
   }
 
   // Has the program train to the step, and reports its progress meanwhile.
@@ -281,11 +272,8 @@ class CallerModel final : public TrainedModel {
                              trainer_.handoff_.AwaitDone(report_at_ - steady_.Now()));
       const absl::Time now = steady_.Now();
       const uint32_t step = trainer_.handoff_.step();
-      const absl::Duration time = now - std::exchange(counted_at, now);
-      const uint32_t steps = step - std::exchange(counted_step, step);
-      MeasureSteps(time, steps);
-      unreported_time_ += time;
-      unreported_steps_ += steps;
+      unreported_time_ += now - std::exchange(counted_at, now);
+      unreported_steps_ += step - std::exchange(counted_step, step);
       if (now >= report_at_) {
         ReportProgress(step);
         report_at_ = now + kReportEvery;
@@ -307,7 +295,7 @@ class CallerModel final : public TrainedModel {
     progress.set_rate(report.rate);
     if (HasMetrics(report.metrics)) *progress.mutable_metrics() = std::move(report.metrics);
     progress.set_samples_per_second(static_cast<double>(steps) * spec_.batch_per_group() / seconds);
-    progress.set_step_seconds(seconds / steps);
+    progress.set_step_seconds(step_seconds());
     progress.set_solo_steps(protocol_->solo_steps());
     control_.Send(progress);
   }
@@ -326,8 +314,6 @@ class CallerModel final : public TrainedModel {
   uint32_t unreported_steps_ = 0;
   absl::Duration unreported_time_;
   uint32_t step_ = 0;
-  // Exponential average; 0: unknown.
-  double step_seconds_ = 0;
   bool ended_loop_ = false;
   bool current_ = false;
   bool changed_ = false;

@@ -13,9 +13,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "base/clock.h"
 #include "group/caller_report.h"
 #include "group/caller_values.h"
 #include "group/handoff.h"
+#include "group/step_times.h"
 #include "member/group_member.h"
 #include "member/rank_protocol.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -69,6 +71,12 @@ class CallerTrainer final : public GenerationTrainer {
   void Advance() {
     if (TrainerProgress* const progress = progress_.load()) progress->Advance();
   }
+  // From the program's thread: it begins to train, or has done a step.
+  void OnTrain() { step_times_.Begin(steady_.Now()); }
+  void OnStep() {
+    step_times_.Step(steady_.Now());
+    Advance();
+  }
   // The result of the evaluation that is due.
   void SetEvaluated(const RankProtocol::Evaluated& evaluated) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -84,6 +92,8 @@ class CallerTrainer final : public GenerationTrainer {
   // Whether the ranks have compared the values with which the program began. Used by the runner.
   bool checked_first_values_ = false;
   CallerReport report_;
+  const SteadyClock steady_;
+  StepTimes step_times_;
 
   mutable absl::Mutex mutex_;
   ProgramState state_ ABSL_GUARDED_BY(mutex_);

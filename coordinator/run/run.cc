@@ -134,7 +134,7 @@ bool Run::RefuseReport(const Member& member, const Report& report) {
 
 void Run::OnProgress(const v1::Progress& progress) {
   Slot& slot = slots_[progress.place().group()];
-  slot.NoteTokens(progress, TokensPerSample(spec().model()));
+  slot.NoteTokens(progress, TokensPerSample(spec().model()), spec().batch_per_group());
   // A group that has not reported a loss since its last message keeps the one before.
   const v1::Progress before = std::exchange(slot.progress, progress);
   if (!progress.has_loss() && before.has_loss()) slot.progress.set_loss(before.loss());

@@ -214,10 +214,11 @@ bool Run::HasPaused(const Slot& slot) const {
   if (!averages() || !slot.started() || !slot.watch.has_value() || round_.Has(slot.group())) {
     return false;
   }
+  // The time of a contribution includes earlier pauses, the reported one does not.
   const double reported = SecondsOrZero(slot.progress.step_seconds());
-  const absl::Duration steps =
-      kPausedSteps * absl::Seconds(std::max(slot.step_seconds(), reported));
-  return slot.watch->program_pause() >= std::max(round_.Grace(), steps);
+  const double step = reported > 0 ? reported : slot.step_seconds();
+  return slot.watch->program_pause() >=
+         std::max(round_.Grace(), kPausedSteps * absl::Seconds(step));
 }
 
 void Run::FenceStalled(Slot& slot, const ProgressWatch::Stall& stall) {

@@ -205,15 +205,16 @@ void Slot::ResetProgress() {
   tokens_per_second_ = 0;
 }
 
-void Slot::NoteTokens(const v1::Progress& reported, uint64_t per_sample) {
+void Slot::NoteTokens(const v1::Progress& reported, uint64_t per_sample, uint32_t batch) {
   if (per_sample > 0) {
     tokens_per_second_ = static_cast<double>(per_sample) * reported.samples_per_second();
     return;
   }
   const uint32_t before = std::max(progress.step(), record_.step());
-  if (reported.step() <= before || !(reported.step_seconds() > 0)) return;
-  tokens_per_second_ = static_cast<double>(reported.metrics().tokens()) /
-                       (reported.step() - before) / reported.step_seconds();
+  if (reported.step() <= before || !(reported.samples_per_second() > 0)) return;
+  const double samples = static_cast<double>(batch) * (reported.step() - before);
+  tokens_per_second_ =
+      static_cast<double>(reported.metrics().tokens()) / samples * reported.samples_per_second();
 }
 
 }  // namespace cadre

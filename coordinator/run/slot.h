@@ -102,9 +102,9 @@ class Slot {
   // Seconds of a step in its last periods; 0: unknown.
   double step_seconds() const { return step_seconds_; }
 
-  // Requires: `progress` is not stored yet. `per_sample`: tokens of a sample; 0: those that the group
-  // reports.
-  void NoteTokens(const v1::Progress& reported, uint64_t per_sample);
+  // Requires: `progress` is not stored yet. `per_sample`: tokens of a sample; 0: those that the
+  // group reports for steps of `batch` samples.
+  void NoteTokens(const v1::Progress& reported, uint64_t per_sample, uint32_t batch);
   // By its last report; 0: not known.
   double tokens_per_second() const { return tokens_per_second_; }
 

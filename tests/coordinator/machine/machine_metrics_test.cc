@@ -126,7 +126,7 @@ TEST_F(MachineMetricsTest, TokensPerSecondOfAProgramBeforeItsFirstRound) {
   v1::Progress progress;
   *progress.mutable_place() = lead.place();
   progress.set_step(4);
-  progress.set_step_seconds(0.5);
+  progress.set_samples_per_second(2 * 32);
   progress.mutable_metrics()->set_tokens(4000);
   cluster_.Send(lead, progress);
   EXPECT_EQ(cluster_.RunStatus(run).tokens_per_second(), 2000);

@@ -138,6 +138,22 @@ TEST_F(MachinePausesTest, SlowProgramsAreAwaited) {
   EXPECT_EQ(version(), 1U);
 }
 
+TEST_F(MachinePausesTest, EarlierPausesDoNotMakeStepsLonger) {
+  Begin(Spec());
+  // It has compiled in its first steps.
+  v1::Contributed contributed = cluster_.ContributionOf(*pausing_);
+  contributed.set_train_seconds(90);
+  cluster_.Send(*pausing_, contributed);
+  cluster_.ContributeOnce(*other_);
+  ASSERT_EQ(version(), 1U);
+  SendProgress(*pausing_, 6, 0.05F);
+  cluster_.Run(absl::Seconds(2));
+  pausing_->hung = true;
+  cluster_.ContributeOnce(*other_);
+  cluster_.Run(absl::Seconds(15));
+  EXPECT_EQ(version(), 2U) << "four of its usual steps, and the grace window";
+}
+
 TEST_F(MachinePausesTest, RoundsKeepMinGroups) {
   v1::RunSpec spec = Spec();
   spec.mutable_averaging()->set_min_groups(2);
