@@ -19,6 +19,8 @@ using Rule = absl::StatusOr<Value> (*)(Translator&, const onnx::Node&, const Inp
 
 // --- translate_structure.cc: operators that only rearrange elements ---
 absl::StatusOr<Value> Identity(Translator&, const onnx::Node&, const Inputs&);
+// The extents as numbers.
+absl::StatusOr<Value> ShapeOf(Translator&, const onnx::Node&, const Inputs&);
 absl::StatusOr<Value> SequenceAt(Translator&, const onnx::Node&, const Inputs&);
 absl::StatusOr<Value> Cast(Translator&, const onnx::Node&, const Inputs&);
 absl::StatusOr<Value> Transpose(Translator&, const onnx::Node&, const Inputs&);
@@ -57,6 +59,10 @@ absl::StatusOr<Value> FullyConnected(Translator& t, const Value& x, const Value&
 
 // --- translate_elementwise.cc ---
 absl::StatusOr<Value> Clip(Translator&, const onnx::Node&, const Inputs&);
+// An operator of one or two elements.
+absl::StatusOr<Value> Elementwise(Translator&, const onnx::Node&, const Inputs&);
+// A sum, or the largest or smallest, of more than two: that of the first two and the others.
+absl::StatusOr<Value> Pairwise(Translator&, const onnx::Node&, const Inputs&);
 
 // --- translate_attention.cc ---
 absl::StatusOr<Value> Softmax(Translator&, const onnx::Node&, const Inputs&);
@@ -65,5 +71,13 @@ absl::StatusOr<Value> OfAttention(Translator&, const onnx::Node&, const Inputs&)
 absl::StatusOr<Value> Scores(Translator& t, const Value& queries, const Value& keys);
 absl::StatusOr<Value> Context(Translator& t, const Attention& attention, const Value& values);
 absl::StatusOr<Value> OutputProjection(Translator& t, const Value& x, const Value& weight);
+
+// --- translate_masks.cc ---
+// A comparison of tokens with a number.
+absl::StatusOr<Value> CompareTokens(Translator&, const onnx::Node&, const Inputs&);
+// An operator on masks and known numbers.
+absl::StatusOr<Value> FoldMasks(Translator&, const onnx::Node&, const Inputs&);
+// Applies `added`, numbers or a mask that are added to the scores of an attention.
+absl::Status HideKeys(Translator& t, const Value& added, Attention& attention);
 
 }  // namespace cadre::rules

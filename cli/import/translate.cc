@@ -52,6 +52,7 @@ Rules RulesOf(const std::string& op) {
       {"Identity", {.rearrange = rules::Identity}},
       {"Reshape", {.rearrange = rules::Reshape}},
       {"SequenceAt", {.rearrange = rules::SequenceAt}},
+      {"Shape", {.rearrange = rules::ShapeOf}},
       {"Slice", {.rearrange = rules::Slice}},
       {"Split", {.rearrange = rules::Split}},
       {"SplitToSequence", {.rearrange = rules::Split}},
@@ -292,6 +293,34 @@ absl::Status Translator::SetSecondInput(const onnx::ValueInfo& info) {
           : ""));
 }
 
+Value Translator::IsToken(const Value& tokens, int64_t id) const {
+  auto mask = std::make_shared<Mask>(Mask{.id = id});
+  const int64_t count = batch_ * drafts_[tokens.root].tokens;
+  mask->on.assign(count, 1);
+  mask->off.assign(count, 0);
+  for (int64_t i = 0; i < count; ++i) mask->token.push_back(i);
+  return {.kind = Value::Kind::kMask, .view = tokens.view, .integer = true, .mask = mask};
+}
+
+absl::Status Translator::SetPadding(int64_t id, bool hides_on, Attention& attention) {
+  uint32_t padding = 0;
+  if (id == Mask::kInput) {
+    if (one_is_padding_.value_or(hides_on) != hides_on) {
+      return Unsupported("the second input is 1 for padding in one attention, and 0 in another");
+    }
+    one_is_padding_ = hides_on;
+    padding = *padding_token_;
+  } else {
+    padding = static_cast<uint32_t>(id);
+    if (!hides_on) return Unsupported(absl::StrCat("its mask hides all tokens but ", padding));
+  }
+  if (attention.padding_token.value_or(padding) != padding) {
+    return Unsupported("its masks are of different tokens");
+  }
+  attention.padding_token = padding;
+  return absl::OkStatus();
+}
+
 void Translator::Translate(const onnx::Node& node) {
   node_ = &node;
   std::vector<Value> inputs;
@@ -355,11 +384,6 @@ absl::StatusOr<Value> Translator::TranslateNode(const onnx::Node& node, std::vec
   for (const Value& input : inputs) {
     if (const auto known = AsNumbers(input)) numbers.push_back(*known);
   }
-  if (op == "Shape" && inputs[0].kind != Value::Kind::kAttention &&
-      inputs[0].kind != Value::Kind::kSequence) {
-    numbers = {Value{.kind = Value::Kind::kNumbers, .view = inputs[0].view}};
-    inputs.resize(1);
-  }
   // Rows of a table of parameters stay parameters.
   const bool selects = op == "Gather" && inputs[0].is_parameter();
   if (numbers.size() == inputs.size() && !selects && IsFolded(node)) return Fold(node, numbers);
@@ -368,11 +392,11 @@ absl::StatusOr<Value> Translator::TranslateNode(const onnx::Node& node, std::vec
                        [kind](const Value& value) { return value.kind == kind; });
   };
   const bool of_attention = has(Value::Kind::kAttention);
-  if (has(Value::Kind::kMask) && !of_attention) return FoldMasks(node, inputs);
-  if (IsVariadic(op) && inputs.size() > 2) return Pairwise(node, inputs);
+  if (has(Value::Kind::kMask) && !of_attention) return rules::FoldMasks(*this, node, inputs);
+  if (IsVariadic(op) && inputs.size() > 2) return rules::Pairwise(*this, node, inputs);
   if (rules.layer != nullptr) return rules.layer(*this, node, inputs);
   if (of_attention) return rules::OfAttention(*this, node, inputs);
-  return Elementwise(node, inputs);
+  return rules::Elementwise(*this, node, inputs);
 }
 
 absl::StatusOr<Value> Translator::Constant(const onnx::Node& node) {
@@ -406,11 +430,16 @@ absl::StatusOr<Value> Translator::Constant(const onnx::Node& node) {
   return NumbersOf(tensor.dims, std::move(numbers), tensor.integer);
 }
 
+bool Translator::MayFold(int64_t elements) {
+  if (elements > foldable_) return false;
+  foldable_ -= elements;
+  return true;
+}
+
 std::optional<Value> Translator::AsNumbers(const Value& value) {
   if (!value.is_numbers() && !value.is_parameter()) return std::nullopt;
   const int64_t elements = value.view.elements();
-  if (elements > kMaxFoldedElements || elements > foldable_) return std::nullopt;
-  foldable_ -= elements;
+  if (elements > kMaxFoldedElements || !MayFold(elements)) return std::nullopt;
   if (value.is_numbers()) return value;
   std::vector<double> numbers;
   for (const int64_t position : value.view.Positions()) {

@@ -82,7 +82,7 @@ absl::StatusOr<Value> OfAttention(Translator& t, const onnx::Node& node, const I
   } else {
     return Unsupported("it is not supported between the products and the softmax of an attention");
   }
-  CADRE_RETURN_IF_ERROR(t.HideKeys(added, attention));
+  CADRE_RETURN_IF_ERROR(HideKeys(t, added, attention));
   return ValueOf(attention);
 }
 
@@ -179,29 +179,70 @@ std::optional<HeadLayout> LayoutOf(const Draft& draft, int64_t batch, const View
   return layout;
 }
 
-}  // namespace
+// Adds the rows of one projection to the parameters [heads, 3, size, features] and [heads, 3, size]
+// of an attention; `part`: 0 queries, 1 keys, 2 values. False if the parameters are not matrices
+// with even strides.
+bool AddProjection(const Draft& projection, const HeadLayout& layout, int part, int64_t features,
+                   DraftParameter* weight, DraftParameter* bias) {
+  const Piece &matrix = projection.parameters[0].pieces[0],
+              &vector = projection.parameters[1].pieces[0];
+  const auto& outs = matrix.original.factors(0);
+  const auto& ins = matrix.original.factors(1);
+  const auto& biases = vector.original.factors(0);
+  if (outs.size() != 1 || ins.size() != 1 || biases.size() != 1) return false;
+  const int64_t heads = layout.heads, size = layout.size;
+  const int64_t head = layout.head_stride, step = layout.stride;
+  weight->pieces.push_back({matrix.initializer,
+                            View({{heads, head * outs[0].stride},
+                                  {size, step * outs[0].stride},
+                                  {features, ins[0].stride}},
+                                 matrix.original.offset() + layout.offset * outs[0].stride),
+                            View({{heads, 3 * size * features}, {size, features}, {features, 1}},
+                                 part * size * features)});
+  bias->pieces.push_back({vector.initializer,
+                          View({{heads, head * biases[0].stride}, {size, step * biases[0].stride}},
+                               vector.original.offset() + layout.offset * biases[0].stride),
+                          View({{heads, 3 * size}, {size, 1}}, part * size)});
+  return true;
+}
 
-// The three projections become one parameter; the context is completed by the output projection.
-absl::StatusOr<Value> Context(Translator& t, const Attention& attention, const Value& values) {
-  if (!attention.softmax || values.function) {
-    return Unsupported("it multiplies scores of an attention before their softmax");
+// The dimensions of the queries, with the strides of the context [samples, tokens, heads, size].
+// `sample_stride`: the elements of one sample of the queries.
+std::optional<View> ContextView(const View& queries, int64_t sample_stride, const Draft& context) {
+  const int rank = queries.rank();
+  const int64_t features = context.features, size = features / context.heads;
+  std::vector<Factor> flat;
+  for (int d = 0; d < rank - 2; ++d) {
+    for (const Factor& factor : queries.factors(d)) {
+      const bool sample = factor.stride == sample_stride;
+      flat.push_back({factor.size, sample ? context.tokens * features : size});
+    }
   }
-  const View& q = attention.queries.view;
-  const int rank = q.rank();
-  if (values.view.rank() != rank) {
-    return Unsupported(absl::StrCat("its queries are ", t.Describe(attention.queries),
-                                    ", and its values are ", t.Describe(values),
-                                    ": their numbers of dimensions differ"));
-  }
-  const Value* const parts[3] = {&attention.queries, &attention.keys, &values};
-  HeadLayout layouts[3];
-  Draft draft;
-  DraftParameter weight{.name = "qkv_weight"}, bias{.name = "qkv_bias"};
-  const absl::Status misfit = Unsupported(absl::StrCat(
+  flat.push_back({context.tokens, features});
+  flat.push_back({size, 1});
+  return View(flat, 0).Reshaped(queries.sizes());
+}
+
+absl::Status Misfit(const Translator& t, const Attention& attention, const Value& values) {
+  return Unsupported(absl::StrCat(
       "it attends with queries of ", t.Describe(attention.queries), ", keys of ",
       t.Describe(attention.keys), " and values of ", t.Describe(values),
       "; only self-attention is supported, of projections with biases of one sequence to queries, "
       "keys and values of all heads"));
+}
+
+struct Projections {
+  int64_t heads = 0, size = 0;
+  DraftParameter weight{.name = "qkv_weight"}, bias{.name = "qkv_bias"};
+};
+
+// The projections to queries, keys and values, as parameters of an attention.
+absl::StatusOr<Projections> ProjectionsOf(const Translator& t, const Attention& attention,
+                                          const Value& values) {
+  const absl::Status misfit = Misfit(t, attention, values);
+  const Value* const parts[3] = {&attention.queries, &attention.keys, &values};
+  const int rank = values.view.rank();
+  Projections result;
   for (int p = 0; p < 3; ++p) {
     const Draft& projection = t.drafts()[parts[p]->root];
     // Keys are transposed: [..., head features, tokens].
@@ -210,79 +251,61 @@ absl::StatusOr<Value> Context(Translator& t, const Attention& attention, const V
     if (!layout || !projection.layer.has_fully_connected() || projection.parameters.size() != 2) {
       return misfit;
     }
-    layouts[p] = *layout;
-    if (p == 0) draft = t.drafts()[projection.inputs[0]];
-    if (layout->heads != layouts[0].heads || layout->size != layouts[0].size ||
-        projection.inputs != t.drafts()[parts[0]->root].inputs) {
+    if (p == 0) result.heads = layout->heads, result.size = layout->size;
+    if (layout->heads != result.heads || layout->size != result.size ||
+        projection.inputs != t.drafts()[attention.queries.root].inputs) {
       return misfit;
     }
-    const int64_t heads = layout->heads, size = layout->size, in = draft.features;
-    if (heads * size != in) {
-      return Unsupported(absl::StrCat(heads, " heads of ", size, " do not have the ", in,
-                                      " features of the input"));
+    const int64_t features = t.drafts()[projection.inputs[0]].features;
+    if (result.heads * result.size != features) {
+      return Unsupported(absl::StrCat(result.heads, " heads of ", result.size, " do not have the ",
+                                      features, " features of the input"));
     }
-    const Piece& matrix = projection.parameters[0].pieces[0];
-    const auto& outs = matrix.original.factors(0);
-    const auto& ins = matrix.original.factors(1);
-    const auto& biases = projection.parameters[1].pieces[0].original.factors(0);
-    if (outs.size() != 1 || ins.size() != 1 || biases.size() != 1) return misfit;
-    const int64_t head = layout->head_stride, step = layout->stride;
-    weight.pieces.push_back(
-        {matrix.initializer,
-         View({{heads, head * outs[0].stride}, {size, step * outs[0].stride}, {in, ins[0].stride}},
-              matrix.original.offset() + layout->offset * outs[0].stride),
-         View({{heads, 3 * size * in}, {size, in}, {in, 1}}, p * size * in)});
-    const Piece& vector = projection.parameters[1].pieces[0];
-    bias.pieces.push_back({vector.initializer,
-                           View({{heads, head * biases[0].stride}, {size, step * biases[0].stride}},
-                                vector.original.offset() + layout->offset * biases[0].stride),
-                           View({{heads, 3 * size}, {size, 1}}, p * size)});
+    if (!AddProjection(projection, *layout, p, features, &result.weight, &result.bias)) {
+      return misfit;
+    }
   }
-  const int64_t heads = layouts[0].heads, size = layouts[0].size;
-  const double expected = 1 / std::sqrt(static_cast<double>(size));
+  const double expected = 1 / std::sqrt(static_cast<double>(result.size));
   if (std::abs(attention.scale / expected - 1) > 1e-4) {
     return Unsupported(absl::StrCat("scores are scaled by ", attention.scale, "; ", expected,
                                     ", one over the root of the head features, is supported"));
   }
-  weight.shape = Shape{heads, 3, size, draft.features};
-  bias.shape = Shape{heads, 3, size};
-  const int input = t.drafts()[attention.queries.root].inputs[0];
-  Draft context;
-  context.layer.mutable_attention()->set_heads(heads);
-  if (attention.causal) context.layer.mutable_attention()->set_causal(true);
-  if (attention.padding_token) {
-    context.layer.mutable_attention()->set_padding_token(*attention.padding_token);
-  }
-  context.inputs = {input};
-  context.form = Draft::Form::kRows;
-  context.tokens = draft.tokens;
-  context.features = heads * size;
-  context.heads = heads;
-  context.context = attention;
-  context.parameters = {std::move(weight), std::move(bias)};
-  // The dimensions of the queries, with the strides of the context [samples, tokens, heads, size].
-  std::vector<Factor> flat;
-  std::vector<int64_t> sizes;
-  for (int d = 0; d < rank; ++d) {
-    sizes.push_back(q.size(d));
-    if (d == rank - 1) {
-      flat.push_back({size, 1});
-    } else if (d == rank - 2) {
-      flat.push_back({context.tokens, heads * size});
-    } else {
-      for (const Factor& factor : q.factors(d)) {
-        const bool sample =
-            factor.stride == draft.tokens * t.drafts()[attention.queries.root].features;
-        flat.push_back({factor.size, sample ? context.tokens * heads * size : size});
-      }
-    }
-  }
-  Value result{.kind = Value::Kind::kActivation};
-  const auto view = View(flat, 0).Reshaped(sizes);
-  if (!view) return misfit;
-  result.view = *view;
-  result.root = t.AddDraft(std::move(context));
+  result.weight.shape = Shape{result.heads, 3, result.size, result.heads * result.size};
+  result.bias.shape = Shape{result.heads, 3, result.size};
   return result;
+}
+
+}  // namespace
+
+// The three projections become one parameter; the context is completed by the output projection.
+absl::StatusOr<Value> Context(Translator& t, const Attention& attention, const Value& values) {
+  if (!attention.softmax || values.function) {
+    return Unsupported("it multiplies scores of an attention before their softmax");
+  }
+  const View& queries = attention.queries.view;
+  if (values.view.rank() != queries.rank()) {
+    return Unsupported(absl::StrCat("its queries are ", t.Describe(attention.queries),
+                                    ", and its values are ", t.Describe(values),
+                                    ": their numbers of dimensions differ"));
+  }
+  CADRE_ASSIGN_OR_RETURN(Projections projections, ProjectionsOf(t, attention, values));
+  const Draft& projection = t.drafts()[attention.queries.root];
+  Draft context;
+  v1::Attention& layer = *context.layer.mutable_attention();
+  layer.set_heads(projections.heads);
+  if (attention.causal) layer.set_causal(true);
+  if (attention.padding_token) layer.set_padding_token(*attention.padding_token);
+  context.inputs = {projection.inputs[0]};
+  context.form = Draft::Form::kRows;
+  context.tokens = projection.tokens;
+  context.features = projections.heads * projections.size;
+  context.heads = projections.heads;
+  context.context = attention;
+  context.parameters = {std::move(projections.weight), std::move(projections.bias)};
+  const auto view = ContextView(queries, projection.tokens * projection.features, context);
+  if (!view) return Misfit(t, attention, values);
+  return Value{
+      .kind = Value::Kind::kActivation, .view = *view, .root = t.AddDraft(std::move(context))};
 }
 
 absl::StatusOr<Value> OutputProjection(Translator& t, const Value& x, const Value& weight) {

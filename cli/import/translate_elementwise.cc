@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
@@ -29,17 +30,31 @@ bool IsAddition(const onnx::Node& node) {
   return node.op_type() == "Add" || node.op_type() == "Sum";
 }
 
+// The sum or product of activations, or the sum of one and a parameter.
+absl::StatusOr<Value> Combine(Translator& t, const onnx::Node& node, const Value& a,
+                              const Value& b) {
+  if (a.is_activation() && b.is_activation()) return rules::AddOrMultiply(t, node, a, b);
+  const bool first = a.is_activation();
+  if (IsAddition(node) && (first ? b : a).is_parameter()) {
+    return first ? rules::AddParameter(t, a, b) : rules::AddParameter(t, b, a);
+  }
+  const std::string other = t.Describe(first ? b : a), extents = ExtentsOf(first ? a : b);
+  return Unsupported(absl::StrCat(IsAddition(node)
+                                      ? absl::StrCat("it adds ", other, " to ", extents)
+                                      : absl::StrCat("it multiplies ", extents, " by ", other),
+                                  "; only a number, another activation, and with Add a bias work"));
+}
+
 }  // namespace
 
-// A sum, or the largest or smallest, of more than two is that of the first two and the others.
-absl::StatusOr<Value> Translator::Pairwise(const onnx::Node& node, const std::vector<Value>& in) {
-  onnx::Node& pair = made_nodes_.emplace_back();
+absl::StatusOr<Value> rules::Pairwise(Translator& t, const onnx::Node& node, const Inputs& in) {
+  onnx::Node& pair = t.NewNode();
   pair.set_op_type(node.op_type());
   pair.set_name(node.name());
   if (node.output_size() > 0) pair.add_output(node.output(0));
   Value result = in[0];
   for (size_t i = 1; i < in.size(); ++i) {
-    CADRE_ASSIGN_OR_RETURN(result, TranslateNode(pair, {result, in[i]}));
+    CADRE_ASSIGN_OR_RETURN(result, t.TranslateNode(pair, {result, in[i]}));
   }
   return result;
 }
@@ -71,8 +86,7 @@ Value Translator::Composed(const Value& base, const Samples& function, const onn
   return result;
 }
 
-absl::StatusOr<Value> Translator::Elementwise(const onnx::Node& node,
-                                              const std::vector<Value>& in) {
+absl::StatusOr<Value> rules::Elementwise(Translator& t, const onnx::Node& node, const Inputs& in) {
   const NumberFunction function = FunctionOf(node, /*integer=*/false);
   if (!function || in.size() > 2) return NotSupported();
   // An activation and a number, or two functions of one activation, compose a function.
@@ -86,7 +100,7 @@ absl::StatusOr<Value> Translator::Elementwise(const onnx::Node& node,
           composes && (base == nullptr || (base->root == input.root && base->view == input.view));
       base = &input;
       samples = input.function.value_or(kPoints);
-    } else if (const auto scalar = AsScalar(input)) {
+    } else if (const auto scalar = t.AsScalar(input)) {
       samples.fill(*scalar);
     } else {
       composes = false;
@@ -94,7 +108,7 @@ absl::StatusOr<Value> Translator::Elementwise(const onnx::Node& node,
     operands.push_back(samples);
   }
   if (base == nullptr) return NotSupported();
-  if (drafts_[base->root].form == Draft::Form::kTokens) return CompareTokens(node, in);
+  if (t.drafts()[base->root].form == Draft::Form::kTokens) return CompareTokens(t, node, in);
   const bool sum_of_two = composes && in.size() == 2 && in[0].is_activation() &&
                           in[1].is_activation() && !in[0].function && !in[1].function;
   if (composes && !sum_of_two) {
@@ -102,26 +116,12 @@ absl::StatusOr<Value> Translator::Elementwise(const onnx::Node& node,
     for (size_t i = 0; i < samples.size(); ++i) {
       samples[i] = function(operands[0][i], operands.size() > 1 ? operands[1][i] : 0);
     }
-    return Composed(*base, samples, node, in);
+    return t.Composed(*base, samples, node, in);
   }
   if (in.size() != 2 || (!IsAddition(node) && node.op_type() != "Mul")) {
     return NotSupported();
   }
-  return Combine(node, in[0], in[1]);
-}
-
-// The sum or product of activations, or the sum of one and a parameter.
-absl::StatusOr<Value> Translator::Combine(const onnx::Node& node, const Value& a, const Value& b) {
-  if (a.is_activation() && b.is_activation()) return rules::AddOrMultiply(*this, node, a, b);
-  const bool first = a.is_activation();
-  if (IsAddition(node) && (first ? b : a).is_parameter()) {
-    return first ? rules::AddParameter(*this, a, b) : rules::AddParameter(*this, b, a);
-  }
-  const std::string other = Describe(first ? b : a), extents = ExtentsOf(first ? a : b);
-  return Unsupported(absl::StrCat(IsAddition(node)
-                                      ? absl::StrCat("it adds ", other, " to ", extents)
-                                      : absl::StrCat("it multiplies ", extents, " by ", other),
-                                  "; only a number, another activation, and with Add a bias work"));
+  return Combine(t, node, in[0], in[1]);
 }
 
 namespace {
@@ -141,7 +141,47 @@ std::string ActivationNames() {
   return absl::StrCat(absl::StrJoin(names, ", "), " and ", last);
 }
 
+// The activation of the engine with these values; null for other functions.
+const ActivationFunction* ActivationOf(const Samples& function) {
+  for (const ActivationFunction& known : Activations()) {
+    bool equal = true;
+    for (size_t i = 0; i < kPoints.size(); ++i) {
+      equal = equal && Near(function[i], known.value(kPoints[i]));
+    }
+    if (equal) return &known;
+  }
+  return nullptr;
+}
+
 }  // namespace
+
+absl::StatusOr<Value> Translator::LastOperator(const onnx::Node& node,
+                                               const std::vector<Value>& operands) {
+  const absl::Cleanup leave = [this] { --depth_; };
+  ++depth_;
+  std::vector<Value> inputs;
+  bool changed = false;
+  for (Value operand : operands) {
+    if (operand.is_activation() && operand.function) {
+      CADRE_ASSIGN_OR_RETURN(operand, Plain(operand));
+      changed = true;
+    }
+    inputs.push_back(std::move(operand));
+  }
+  absl::StatusOr<Value> result = NotSupported();
+  if (changed) {
+    result = TranslateNode(node, inputs);
+    if (result.ok()) result = Plain(*result);
+  } else if (inputs.size() == 2 && (IsAddition(node) || node.op_type() == "Mul")) {
+    // Also a bias of one element, which is a number like that of an activation.
+    result = Combine(*this, node, inputs[0], inputs[1]);
+  }
+  if (result.ok()) return result;
+  return Unsupported(absl::StrCat(
+      "the result of ", node.op_type(), " (node ",
+      Quoted(node.name().empty() && node.output_size() > 0 ? node.output(0) : node.name()),
+      ") is not one of the activations ", ActivationNames()));
+}
 
 absl::StatusOr<Value> Translator::Plain(const Value& value) {
   if (!value.is_activation()) {
@@ -151,72 +191,35 @@ absl::StatusOr<Value> Translator::Plain(const Value& value) {
   if (!value.function) return value;
   Value plain = value;
   plain.function.reset();
-  const Samples& function = *value.function;
-  const std::pair<int, std::string> key(value.root, KeyOf(function));
+  const std::pair<int, std::string> key(value.root, KeyOf(*value.function));
   if (const auto made = activations_.find(key); made != activations_.end()) {
     plain.root = made->second;
     return plain;
   }
-  if (function == kPoints) return plain;  // such as x * 1
-  for (const ActivationFunction& known : Activations()) {
-    bool equal = true;
-    for (size_t i = 0; i < kPoints.size(); ++i) {
-      equal = equal && Near(function[i], known.value(kPoints[i]));
-    }
-    if (!equal) continue;
+  if (*value.function == kPoints) return plain;  // such as x * 1
+  if (const ActivationFunction* known = ActivationOf(*value.function)) {
     Draft draft = drafts_[value.root];
     draft.parameters.clear();
     draft.context.reset();
-    draft.layer = LayerOf(known.activation);
+    draft.layer = LayerOf(known->activation);
     draft.tied_to = -1;
     draft.inputs = {value.root};
-    plain.root = AddDraft(std::move(draft));
-    activations_[key] = plain.root;
+    plain.root = activations_[key] = AddDraft(std::move(draft));
     return plain;
   }
-  // The operands become layers; then the last operator is an activation, or adds or multiplies.
   const auto made_by = made_by_.find(key);
   if (made_by == made_by_.end() || depth_ >= kMaxDepth) {
     return Unsupported("the function of the input is not an activation");
   }
   const auto [node, operands] = made_by->second;
-  std::vector<Value> inputs;
-  bool changed = false;
-  ++depth_;
-  for (Value operand : operands) {
-    if (operand.is_activation() && operand.function) {
-      const auto made = Plain(operand);
-      if (!made.ok()) {
-        --depth_;
-        return made.status();
-      }
-      operand = *made;
-      changed = true;
-    }
-    inputs.push_back(operand);
-  }
-  absl::StatusOr<Value> result = NotSupported();
-  if (changed) result = TranslateNode(*node, inputs);
-  if (result.ok()) {
-    result = Plain(*result);
-  } else if (!changed && inputs.size() == 2 && (IsAddition(*node) || node->op_type() == "Mul")) {
-    // Also a bias of one element, which is a number like that of an activation.
-    result = Combine(*node, inputs[0], inputs[1]);
-  }
-  --depth_;
-  if (!result.ok()) {
-    return Unsupported(absl::StrCat(
-        "the result of ", node->op_type(), " (node ",
-        Quoted(node->name().empty() && node->output_size() > 0 ? node->output(0) : node->name()),
-        ") is not one of the activations ", ActivationNames()));
-  }
-  plain.root = result->root;
+  CADRE_ASSIGN_OR_RETURN(const Value result, LastOperator(*node, operands));
+  plain.root = result.root;
   // The value may have been rearranged since the operator, which only another form of the result
   // does not allow.
   const View& before = std::find_if(operands.begin(), operands.end(), [](const Value& operand) {
                          return operand.is_activation();
                        })->view;
-  if (result->view == before && drafts_[result->root].form == drafts_[value.root].form) {
+  if (result.view == before && drafts_[result.root].form == drafts_[value.root].form) {
     activations_[key] = plain.root;
     return plain;
   }
@@ -224,7 +227,7 @@ absl::StatusOr<Value> Translator::Plain(const Value& value) {
     return Unsupported(absl::StrCat("the result of ", DisplayName(*node), ", ", ExtentsOf(value),
                                     ", is rearranged in a way that is not supported"));
   }
-  plain.view = result->view;
+  plain.view = result.view;
   return plain;
 }
 

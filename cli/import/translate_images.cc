@@ -128,9 +128,9 @@ absl::StatusOr<Value> ConvolutionOfFeatures(Translator& t, const Value& input, c
   return y;
 }
 
-}  // namespace
-
-absl::StatusOr<Value> Convolution(Translator& t, const onnx::Node& node, const Inputs& in) {
+// The extents of the weight, [outputs, inputs of a group, height, width].
+absl::StatusOr<std::vector<int64_t>> ExtentsOfFilters(const Translator& t, const onnx::Node& node,
+                                                      const Inputs& in) {
   if (in.size() < 2 || !in[1].is_parameter()) {
     return Unsupported(absl::StrCat("its weight is ",
                                     in.size() < 2 ? std::string("absent") : t.Describe(in[1]),
@@ -146,6 +146,13 @@ absl::StatusOr<Value> Convolution(Translator& t, const onnx::Node& node, const I
     return Unsupported(absl::StrCat(AttributeText(node, "kernel_shape"), ", but its weight is ",
                                     t.Describe(in[1])));
   }
+  return weight;
+}
+
+}  // namespace
+
+absl::StatusOr<Value> Convolution(Translator& t, const onnx::Node& node, const Inputs& in) {
+  CADRE_ASSIGN_OR_RETURN(const std::vector<int64_t> weight, ExtentsOfFilters(t, node, in));
   CADRE_ASSIGN_OR_RETURN(const uint32_t stride, EqualSides(node, "strides"));
   CADRE_ASSIGN_OR_RETURN(const uint32_t dilation, EqualSides(node, "dilations"));
   const int64_t groups = Attributes(node).Integer("group", 1);

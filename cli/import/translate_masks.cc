@@ -27,10 +27,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "cli/import/translator.h"
+#include "cli/import/rules.h"
 #include "model/problem.h"
 
-namespace cadre {
+namespace cadre::rules {
+
 namespace {
 
 using Array = std::vector<double> Mask::*;
@@ -80,25 +81,15 @@ absl::StatusOr<Value> CommonTokens(const std::vector<Value>& tokens) {
 
 }  // namespace
 
-Value Translator::IsToken(const Value& tokens, int64_t id) const {
-  auto mask = std::make_shared<Mask>(Mask{.id = id});
-  const int64_t count = batch_ * drafts_[tokens.root].tokens;
-  mask->on.assign(count, 1);
-  mask->off.assign(count, 0);
-  for (int64_t i = 0; i < count; ++i) mask->token.push_back(i);
-  return {.kind = Value::Kind::kMask, .view = tokens.view, .integer = true, .mask = mask};
-}
-
 // Comparisons that are true, or false, of one whole number alone.
-absl::StatusOr<Value> Translator::CompareTokens(const onnx::Node& node,
-                                                const std::vector<Value>& in) {
+absl::StatusOr<Value> CompareTokens(Translator& t, const onnx::Node& node, const Inputs& in) {
   static const auto& comparisons =
       *new std::set<std::string>{"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"};
   if (comparisons.count(node.op_type()) == 0 || in.size() != 2) return NotSupported();
   const int at = in[0].is_activation() ? 0 : 1;
-  const auto scalar = AsScalar(in[1 - at]);
+  const auto scalar = t.AsScalar(in[1 - at]);
   const absl::Status misfit = Unsupported(
-      absl::StrCat("it compares tokens with ", Describe(in[1 - at]),
+      absl::StrCat("it compares tokens with ", t.Describe(in[1 - at]),
                    ", which is not a whole number, or so that more than one token is padding"));
   if (!scalar || !(*scalar >= 0 && *scalar < 0x1p24) || *scalar != std::floor(*scalar)) {
     return misfit;
@@ -114,14 +105,14 @@ absl::StatusOr<Value> Translator::CompareTokens(const onnx::Node& node,
     if (token >= 0 && compare(token) != others) different.insert(token);
   }
   if (different.size() != 1) return misfit;
-  const Value is_token = IsToken(in[at], static_cast<int64_t>(*different.begin()));
+  const Value is_token = t.IsToken(in[at], static_cast<int64_t>(*different.begin()));
   if (others == 0) return is_token;
   onnx::Node inverse;
   inverse.set_op_type("Not");
-  return FoldMasks(inverse, {is_token});
+  return FoldMasks(t, inverse, {is_token});
 }
 
-absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> FoldMasks(Translator& t, const onnx::Node& node, const Inputs& in) {
   static const auto& selections =
       *new std::set<std::string>{"Gather", "GatherND", "GatherElements", "Concat"};
   const std::string& op = node.op_type();
@@ -134,7 +125,7 @@ absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::v
   for (size_t i = 0; i < in.size(); ++i) {
     const Value& value = in[i];
     if (!value.is_mask()) {
-      const auto numbers = AsNumbers(value);
+      const auto numbers = t.AsNumbers(value);
       if (!numbers) return MaskMisused();
       on.push_back(*numbers);
       off.push_back(*numbers);
@@ -146,10 +137,7 @@ absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::v
     if (id && *id != value.mask->id) return Unsupported("its masks are of different tokens");
     id = value.mask->id;
     const int64_t elements = value.view.elements();
-    if (elements > kMaxFoldedElements || 3 * elements > foldable_) {
-      return MaskTooLarge();
-    }
-    foldable_ -= 3 * elements;
+    if (elements > kMaxFoldedElements || !t.MayFold(3 * elements)) return MaskTooLarge();
     on.push_back(NumbersOfMask(value, &Mask::on));
     off.push_back(NumbersOfMask(value, &Mask::off));
     token.push_back(NumbersOfMask(value, &Mask::token));
@@ -168,62 +156,74 @@ absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::v
                .mask = std::move(mask)};
 }
 
-absl::StatusOr<std::vector<int64_t>> Translator::SamplesOfScores(const Attention& attention) {
+namespace {
+
+// The sample of each part [queries, keys] of the scores of an attention.
+absl::StatusOr<std::vector<int64_t>> SamplesOfScores(Translator& t, const Attention& attention) {
   const View& queries = attention.queries.view;
-  const Draft& draft = drafts_[attention.queries.root];
-  if (queries.elements() == 0 || draft.elements() == 0 || queries.elements() > foldable_) {
+  const int64_t of_sample = t.drafts()[attention.queries.root].elements();
+  if (queries.elements() == 0 || of_sample == 0 || !t.MayFold(queries.elements())) {
     return Unsupported("its scores are empty, or too many");
   }
-  foldable_ -= queries.elements();
   std::vector<int64_t> samples;
   for (const int64_t position :
        queries.Selected(queries.rank() - 1, 0).Selected(queries.rank() - 2, 0).Positions()) {
-    samples.push_back(position / draft.elements());
+    samples.push_back(position / of_sample);
   }
   return samples;
 }
 
-absl::StatusOr<Translator::MaskArrays> Translator::ArraysOf(const Value& added) {
+// Numbers or a mask as three arrays of numbers, like those of Mask.
+struct MaskArrays {
+  Value on, off, token;
+};
+
+absl::StatusOr<MaskArrays> ArraysOf(Translator& t, const Value& added) {
   if (added.is_mask()) {
-    if (added.view.elements() > foldable_) return MaskTooLarge();
-    foldable_ -= added.view.elements();
+    if (!t.MayFold(added.view.elements())) return MaskTooLarge();
     return MaskArrays{NumbersOfMask(added, &Mask::on), NumbersOfMask(added, &Mask::off),
                       NumbersOfMask(added, &Mask::token)};
   }
-  if (const auto numbers = AsNumbers(added)) {
+  if (const auto numbers = t.AsNumbers(added)) {
     return MaskArrays{*numbers, *numbers, NoTokens(numbers->view)};
   }
-  return Unsupported(absl::StrCat("it adds ", Describe(added),
+  return Unsupported(absl::StrCat("it adds ", t.Describe(added),
                                   " to the scores of an attention, which is not a mask"));
 }
 
-absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
-  CADRE_ASSIGN_OR_RETURN(const auto arrays, ArraysOf(added));
-  const auto& [on, off, token] = arrays;
-  // [..., queries, keys], of the scores and of the mask.
-  const int rank = attention.queries.view.rank();
-  std::vector<int64_t> sizes = attention.queries.view.sizes();
-  sizes[rank - 1] = attention.keys.view.size(rank - 1);
-  std::vector<int64_t> extents = on.view.sizes();
-  const absl::Status misfit =
-      Unsupported(absl::StrCat("its mask ", ExtentsOf(added), " does not fit the scores [",
-                               absl::StrJoin(sizes, ", "), "]"));
-  if (std::ssize(extents) > rank) return misfit;
-  extents.insert(extents.begin(), rank - extents.size(), 1);
-  for (int d = 0; d < rank; ++d) {
-    if (extents[d] != 1 && extents[d] != sizes[d]) {
-      return misfit;
-    }
+// The extents of a mask with as many dimensions as the scores. Nothing if it does not fit them.
+std::optional<std::vector<int64_t>> ExtentsOnScores(const View& mask,
+                                                    const std::vector<int64_t>& scores) {
+  std::vector<int64_t> extents = mask.sizes();
+  if (extents.size() > scores.size()) return std::nullopt;
+  extents.insert(extents.begin(), scores.size() - extents.size(), 1);
+  for (size_t d = 0; d < scores.size(); ++d) {
+    if (extents[d] != 1 && extents[d] != scores[d]) return std::nullopt;
   }
-  const int64_t keys = extents[rank - 1], queries = extents[rank - 2];
-  const int64_t tokens = drafts_[0].tokens;
-  bool none = true, causal = queries == keys, every_key = true;
+  return extents;
+}
+
+// What a mask hides.
+struct Hidden {
+  // Whether its elements without a token hide the keys after each query.
+  bool causal = false;
+  // Whether an element hides its key without a token.
+  bool every_key = true;
   // Whether keys are hidden where the condition holds, if any depend on it.
-  std::optional<bool> hides_on;
+  std::optional<bool> on;
   // By part [queries, keys] of the mask: the sample of its tokens.
+  std::vector<int64_t> samples;
+};
+
+// `tokens`: of one sample.
+absl::StatusOr<Hidden> HiddenBy(const MaskArrays& mask, int64_t queries, int64_t keys,
+                                int64_t tokens) {
   constexpr int64_t kAny = -1;
-  std::vector<int64_t> sample_of(on.view.elements() / std::max<int64_t>(1, queries * keys), kAny);
-  const std::vector<double> if_on = NumbersIn(on), if_off = NumbersIn(off), of = NumbersIn(token);
+  const std::vector<double> if_on = NumbersIn(mask.on), if_off = NumbersIn(mask.off);
+  const std::vector<double> of = NumbersIn(mask.token);
+  Hidden result;
+  result.samples.assign(if_on.size() / std::max<int64_t>(1, queries * keys), kAny);
+  bool none = true, causal = queries == keys;
   for (int64_t i = 0; i < std::ssize(if_on); ++i) {
     const int64_t key = i % keys, query = i / keys % queries;
     const bool hidden = if_on[i] <= kHides, otherwise = if_off[i] <= kHides;
@@ -233,17 +233,17 @@ absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
     if (hidden == otherwise) {
       none = none && !hidden;
       causal = causal && hidden == (key > query);
-      every_key = every_key && hidden;
+      result.every_key = result.every_key && hidden;
       continue;
     }
     causal = causal && key <= query;
     const int64_t at = static_cast<int64_t>(of[i]);
-    int64_t& sample = sample_of[i / (keys * queries)];
-    if (hides_on.value_or(hidden) != hidden || keys != tokens || at % tokens != key ||
+    int64_t& sample = result.samples[i / (keys * queries)];
+    if (result.on.value_or(hidden) != hidden || keys != tokens || at % tokens != key ||
         (sample != kAny && sample != at / tokens)) {
       return Unsupported("its mask hides keys by other tokens than their own");
     }
-    hides_on = hidden;
+    result.on = hidden;
     sample = at / tokens;
   }
   if (!none && !causal) {
@@ -251,36 +251,38 @@ absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
         "its mask is neither empty nor causal; a mask of padding must compare the tokens with a "
         "number, or be the second input of the graph");
   }
-  attention.causal = attention.causal || !none;
-  if (!hides_on) return absl::OkStatus();
-  CADRE_ASSIGN_OR_RETURN(const std::vector<int64_t> samples, SamplesOfScores(attention));
-  const std::vector<int64_t> parts = View(std::vector<int64_t>(extents.begin(), extents.end() - 2))
-                                         .Expanded({sizes.begin(), sizes.end() - 2})
-                                         ->Positions();
+  result.causal = !none;
+  return result;
+}
+
+}  // namespace
+
+absl::Status HideKeys(Translator& t, const Value& added, Attention& attention) {
+  CADRE_ASSIGN_OR_RETURN(const MaskArrays arrays, ArraysOf(t, added));
+  // [..., queries, keys], of the scores and of the mask.
+  const int rank = attention.queries.view.rank();
+  std::vector<int64_t> sizes = attention.queries.view.sizes();
+  sizes[rank - 1] = attention.keys.view.size(rank - 1);
+  const auto extents = ExtentsOnScores(arrays.on.view, sizes);
+  if (!extents) {
+    return Unsupported(absl::StrCat("its mask ", ExtentsOf(added), " does not fit the scores [",
+                                    absl::StrJoin(sizes, ", "), "]"));
+  }
+  CADRE_ASSIGN_OR_RETURN(const Hidden hidden, HiddenBy(arrays, (*extents)[rank - 2],
+                                                       (*extents)[rank - 1], t.drafts()[0].tokens));
+  attention.causal = attention.causal || hidden.causal;
+  if (!hidden.on) return absl::OkStatus();
+  CADRE_ASSIGN_OR_RETURN(const std::vector<int64_t> samples, SamplesOfScores(t, attention));
+  const std::vector<int64_t> parts =
+      View(std::vector<int64_t>(extents->begin(), extents->end() - 2))
+          .Expanded({sizes.begin(), sizes.end() - 2})
+          ->Positions();
+  bool every_key = hidden.every_key;
   for (size_t i = 0; i < parts.size(); ++i) {
-    every_key = every_key && sample_of[parts[i]] == samples[i];
+    every_key = every_key && hidden.samples[parts[i]] == samples[i];
   }
   if (!every_key) return Unsupported("its mask does not hide the padding of every sample");
-  return SetPadding(added.mask->id, *hides_on, attention);
+  return t.SetPadding(added.mask->id, *hidden.on, attention);
 }
 
-absl::Status Translator::SetPadding(int64_t id, bool hides_on, Attention& attention) {
-  uint32_t padding = 0;
-  if (id == Mask::kInput) {
-    if (one_is_padding_.value_or(hides_on) != hides_on) {
-      return Unsupported("the second input is 1 for padding in one attention, and 0 in another");
-    }
-    one_is_padding_ = hides_on;
-    padding = *padding_token_;
-  } else {
-    padding = static_cast<uint32_t>(id);
-    if (!hides_on) return Unsupported(absl::StrCat("its mask hides all tokens but ", padding));
-  }
-  if (attention.padding_token.value_or(padding) != padding) {
-    return Unsupported("its masks are of different tokens");
-  }
-  attention.padding_token = padding;
-  return absl::OkStatus();
-}
-
-}  // namespace cadre
+}  // namespace cadre::rules

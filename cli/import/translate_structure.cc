@@ -27,6 +27,10 @@ absl::StatusOr<Value> Identity(Translator& /*t*/, const onnx::Node& /*node*/, co
   return in[0];
 }
 
+absl::StatusOr<Value> ShapeOf(Translator& /*t*/, const onnx::Node& node, const Inputs& in) {
+  return Fold(node, {Value{.kind = Value::Kind::kNumbers, .view = in[0].view}});
+}
+
 absl::StatusOr<Value> SequenceAt(Translator& t, const onnx::Node& /*node*/, const Inputs& in) {
   const auto index = t.AsIntegers(in[1]);
   const std::vector<Value>& values = in[0].sequence;
@@ -51,7 +55,7 @@ absl::StatusOr<Value> Cast(Translator& t, const onnx::Node& node, const Inputs& 
   if (tokens && !like && to == 9) {
     onnx::Node is_other;
     is_other.set_op_type("Not");
-    return t.FoldMasks(is_other, {t.IsToken(x, 0)});
+    return FoldMasks(t, is_other, {t.IsToken(x, 0)});
   }
   const bool floating = like ? in.size() < 2 || !(in[1].is_numbers() && in[1].integer)
                              : to == 1 || to == 10 || to == 11 || to == 16;

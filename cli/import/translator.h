@@ -119,6 +119,10 @@ class Translator {
   // The result of a node with these inputs; that of Split is a sequence. Errors: NotSupported for
   // operators without a rule.
   absl::StatusOr<Value> TranslateNode(const onnx::Node& node, std::vector<Value> inputs);
+  // A node that lives as long as the translation, to stand for one with more inputs.
+  onnx::Node& NewNode() { return made_nodes_.emplace_back(); }
+  // Takes the elements from those that may still be folded; false if there are fewer.
+  bool MayFold(int64_t elements);
   // The numbers of a value: also of a small parameter.
   std::optional<Value> AsNumbers(const Value& value);
   std::optional<std::vector<int64_t>> AsIntegers(const Value& value) const;
@@ -130,13 +134,12 @@ class Translator {
   Value Composed(const Value& base, const Samples& function, const onnx::Node& node,
                  const std::vector<Value>& in);
 
-  // --- translate_masks.cc ---
+  // --- Masks: translate.cc ---
   // Whether each token of a value of the input's tokens has the id, as a mask.
   Value IsToken(const Value& tokens, int64_t id) const;
-  // The result of an operator on masks and known numbers.
-  absl::StatusOr<Value> FoldMasks(const onnx::Node& node, const std::vector<Value>& in);
-  // Applies `added`, numbers or a mask that are added to the scores of an attention.
-  absl::Status HideKeys(const Value& added, Attention& attention);
+  // Hides the keys of the token of a mask with the id from all queries of the attention.
+  // `hides_on`: keys are hidden where the mask's condition holds.
+  absl::Status SetPadding(int64_t id, bool hides_on, Attention& attention);
 
   // --- Access to activations: translate_access.cc ---
   // The same value without a function: the activation becomes a layer.
@@ -169,22 +172,9 @@ class Translator {
   void Translate(const onnx::Node& node);
   absl::StatusOr<Value> Constant(const onnx::Node& node);
   // --- translate_elementwise.cc ---
-  absl::StatusOr<Value> Elementwise(const onnx::Node& node, const std::vector<Value>& in);
-  absl::StatusOr<Value> Pairwise(const onnx::Node& node, const std::vector<Value>& in);
-  absl::StatusOr<Value> Combine(const onnx::Node& node, const Value& a, const Value& b);
-  // --- translate_masks.cc ---
-  // A comparison of tokens with a number.
-  absl::StatusOr<Value> CompareTokens(const onnx::Node& node, const std::vector<Value>& in);
-  // Numbers or a mask as three arrays of numbers, like those of Mask.
-  struct MaskArrays {
-    Value on, off, token;
-  };
-  absl::StatusOr<MaskArrays> ArraysOf(const Value& added);
-  // Hides the keys of the token of a mask with the id from all queries of the attention.
-  // `hides_on`: keys are hidden where the mask's condition holds.
-  absl::Status SetPadding(int64_t id, bool hides_on, Attention& attention);
-  // The sample of each part [queries, keys] of the scores of an attention.
-  absl::StatusOr<std::vector<int64_t>> SamplesOfScores(const Attention& attention);
+  // The result of the last operator of a function that is not an activation, translated alone: its
+  // operands become layers first, and it is an activation, or adds or multiplies.
+  absl::StatusOr<Value> LastOperator(const onnx::Node& node, const std::vector<Value>& operands);
   // --- translate_access.cc ---
   // A value of an image with its channels last as that of a layer to_tokens; nothing for other
   // orders.
