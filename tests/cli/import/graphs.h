@@ -87,6 +87,27 @@ inline absl::StatusOr<ImportedModel> Import(const std::vector<int64_t>& input,
   return ImportOnnx(Parse(input, body, type), "", options);
 }
 
+// A network on features: `body` computes y from f, [2, 4].
+inline absl::StatusOr<ImportedModel> OnFeatures(const std::string& body) {
+  return Import({2, 4, 1, 1},
+                absl::StrCat(Node("Flatten x -> f"), body, Weight("head.weight", {3, 4}),
+                             Node("Gemm y head.weight -> out", Int("transB", 1))));
+}
+
+// A network on images of [2, 8, 8]: `body` computes r, [samples, 3, 8, 8], from x.
+inline std::string Pooled(const std::string& body) {
+  return body + Node("GlobalAveragePool r -> p") + Node("Flatten p -> f") +
+         Weight("head.weight", {4, 3}) + Node("Gemm f head.weight -> out", Int("transB", 1));
+}
+
+inline std::string ConvNode(const std::string& attributes = Ints("pads", {1, 1, 1, 1})) {
+  return Weight("conv.weight", {3, 2, 3, 3}) + Node("Conv x conv.weight -> c", attributes);
+}
+
+inline std::string OutputNamed(const std::string& name) {
+  return absl::StrCat("output { name: '", name, "' }\n");
+}
+
 // The operations of the layers, without the loss.
 inline std::vector<std::string> Operations(const absl::StatusOr<ImportedModel>& imported) {
   std::vector<std::string> names;
