@@ -146,6 +146,44 @@ absl::Status AllToAll(const Buffers& send, Buffers& receive, Communicator& group
   return group.AllToAll(from, to);
 }
 
+// Moves one state tensor to the ranks that own its positions, and overwrites `values` with what
+// this rank owns; positions without a source become zero. `mine`: what this rank holds; null:
+// nothing. Returns the number of elements that this rank received.
+absl::StatusOr<int64_t> Move(const std::vector<float>* mine, const Sources& sources,
+                             const std::vector<Holding>& owned, std::vector<Owned>& values,
+                             Communicator& group) {
+  const auto for_each_part_of = [&](int rank, const auto& use) {
+    for (size_t i = 0; i < owned[rank].positions.size(); ++i) {
+      sources.ForEachIn(owned[rank].positions[i], [&](const Source& part) { use(part, i); });
+    }
+  };
+  Buffers send(group.size());
+  Buffers receive(group.size());
+  std::vector<size_t> sizes(group.size());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    for_each_part_of(rank, [&](const Source& part, size_t) {
+      if (rank == group.index()) sizes[part.rank] += part.positions.size();
+      if (part.rank != group.index()) return;
+      const auto begin = mine->begin() + part.offset;
+      send[rank].insert(send[rank].end(), begin, begin + part.positions.size());
+    });
+  }
+  for (int rank = 0; rank < group.size(); ++rank) receive[rank].resize(sizes[rank]);
+  CADRE_RETURN_IF_ERROR(AllToAll(send, receive, group));
+
+  for (const Owned& each : values) std::fill(each.values.begin(), each.values.end(), 0.0F);
+  int64_t found = 0;
+  std::vector<size_t> taken(group.size());
+  for_each_part_of(group.index(), [&](const Source& part, size_t i) {
+    const auto from = receive[part.rank].begin() + taken[part.rank];
+    const int64_t at = part.positions.begin - values[i].positions.begin;
+    std::copy_n(from, part.positions.size(), values[i].values.begin() + at);
+    taken[part.rank] += part.positions.size();
+    found += part.positions.size();
+  });
+  return found;
+}
+
 }  // namespace
 
 void StateVault::Enter(const v1::Assignment& assignment) {
@@ -218,43 +256,17 @@ absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Co
   Sources sources;
   for (const int rank : preferred) sources.Add(held[rank], rank);
 
-  const auto for_each_part_of = [&](int rank, const auto& use) {
-    for (size_t i = 0; i < owned[rank].positions.size(); ++i) {
-      sources.ForEachIn(owned[rank].positions[i], [&](const Source& part) { use(part, i); });
-    }
-  };
-  uint64_t found = 0;
+  int64_t elements = 0;
   for (size_t tensor = 0; tensor < states->tensors.size(); ++tensor) {
-    Buffers send(group.size());
-    Buffers receive(group.size());
-    std::vector<size_t> sizes(group.size());
-    for (int rank = 0; rank < group.size(); ++rank) {
-      for_each_part_of(rank, [&](const Source& part, size_t) {
-        if (rank == group.index()) sizes[part.rank] += part.positions.size();
-        if (part.rank != group.index()) return;
-        const auto begin = mine->tensors[tensor].begin() + part.offset;
-        send[rank].insert(send[rank].end(), begin, begin + part.positions.size());
-      });
-    }
-    for (int rank = 0; rank < group.size(); ++rank) receive[rank].resize(sizes[rank]);
-    CADRE_RETURN_IF_ERROR(AllToAll(send, receive, group));
-
-    std::vector<Owned>& values = states->tensors[tensor];
-    for (const Owned& each : values) std::fill(each.values.begin(), each.values.end(), 0.0F);
-    std::vector<size_t> taken(group.size());
-    for_each_part_of(group.index(), [&](const Source& part, size_t i) {
-      const auto from = receive[part.rank].begin() + taken[part.rank];
-      const int64_t at = part.positions.begin - values[i].positions.begin;
-      std::copy_n(from, part.positions.size(), values[i].values.begin() + at);
-      taken[part.rank] += part.positions.size();
-      if (tensor == 0) found += part.positions.size();
-    });
+    CADRE_ASSIGN_OR_RETURN(elements, Move(mine == nullptr ? nullptr : &mine->tensors[tensor],
+                                          sources, owned, states->tensors[tensor], group));
   }
   states->updates = held[preferred.front()].updates;
   if (mine == nullptr || newest != version) {
     Keep(version, *states);
     contributed_ = false;
   }
+  uint64_t found = elements;
   CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span(&found, 1)));
   return found;
 }
