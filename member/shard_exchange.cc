@@ -210,28 +210,28 @@ void ShardExchange::BeginStage(uint32_t round, uint64_t samples, uint32_t fragme
   for (Shard& shard : shards_) {
     absl::MutexLock lock(&mutex_);
     shard.held.BeginStage();
-    shard.round = round;
-    shard.fragment = fragment;
-    shard.exchanged = PartsOf(shard, fragment);
+    Contribution& contribution = shard.contribution.emplace(
+        Contribution{.round = round, .fragment = fragment, .parts = PartsOf(shard, fragment)});
     if (coder_ != nullptr) {
       shard.frame.clear();
-      shard.coded = coder_->Encode(shard.id, &shard.frame);
+      contribution.coded = coder_->Encode(shard.id, &shard.frame);
       continue;
     }
-    CopyFrom(shard.exchanged, &ValuesOf(shard));
+    CopyFrom(contribution.parts, &ValuesOf(shard));
     if (overlap_.steps() > 0) shard.contributed = ValuesOf(shard);
   }
   Begin([this, round, samples](Shard& shard, std::stop_token stop) -> absl::Status {
-    CADRE_RETURN_IF_ERROR(coder_ != nullptr ? shard.coded : MakeContribution(shard));
-    v1::ContributionHeader header = HeaderOf(shard.exchanged, round, samples);
-    header.set_fragment(shard.fragment);
+    Contribution& contribution = *shard.contribution;
+    CADRE_RETURN_IF_ERROR(coder_ != nullptr ? contribution.coded : MakeContribution(shard));
+    v1::ContributionHeader header = HeaderOf(contribution.parts, round, samples);
+    header.set_fragment(contribution.fragment);
     if (up_) header.set_codec(up_->codec());
-    if (!shard.exchanged.empty()) {
+    if (!contribution.parts.empty()) {
       CADRE_RETURN_IF_ERROR(shard.client->Stage(header, BytesOf(shard), &shard.traffic, stop));
     }
     absl::MutexLock lock(&mutex_);
     shard.held.EndStage(round);
-    shard.contribution = std::move(header);
+    contribution.header = std::move(header);
     return absl::OkStatus();
   });
 }
@@ -306,24 +306,25 @@ void ShardExchange::ForEachValue(const Shard& shard, const std::vector<Owned>& p
 // Changes are relative to the version that the rank has adopted. Without an earlier change, values
 // in fp32 are transferred as they are.
 absl::Status ShardExchange::MakeContribution(Shard& shard) const {
-  if ((!up_ && !staleness_) || shard.exchanged.empty()) return absl::OkStatus();
+  const std::vector<Owned>& parts = shard.contribution->parts;
+  if (!keeps_changes() || parts.empty()) return absl::OkStatus();
   CHECK_EQ(std::ssize(shard.version), ElementsOf(shard.parts));
   const bool carries = !shard.carried.empty();
   if (!up_) shard.change = shard.staged;
-  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+  ForEachValue(shard, parts, [&](int64_t i, int64_t p, bool trained) {
     if (!trained) return;
     shard.change[i] = (shard.change[i] - shard.version[p]) + (carries ? shard.carried[p] : 0.0F);
     if (!up_ && carries) shard.staged[i] += shard.carried[p];
   });
   shard.left_out.clear();
   if (!up_) return absl::OkStatus();
-  const std::vector<ExchangeUnit> units = UnitsOf(shard.exchanged);
+  const std::vector<ExchangeUnit> units = UnitsOf(parts);
   const Codec codec = CodecOf(*up_);
   shard.frame.clear();
   shard.frame.reserve(MaxFrameWords(units, codec) * sizeof(float));
   CADRE_RETURN_IF_ERROR(EncodeFrame(units, codec, shard.change, &shard.frame));
   CADRE_RETURN_IF_ERROR(DecodeFrame(units, codec, shard.frame, &shard.left_out));
-  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t /*p*/, bool trained) {
+  ForEachValue(shard, parts, [&](int64_t i, int64_t /*p*/, bool trained) {
     shard.left_out[i] = trained ? shard.change[i] - shard.left_out[i] : 0;
   });
   return absl::OkStatus();
@@ -341,17 +342,16 @@ v1::PullRequest ShardExchange::RequestOf(const std::vector<Owned>& parts, uint32
 }
 
 absl::Status ShardExchange::PullInto(Shard& shard, uint32_t version, std::stop_token stop) const {
-  const bool has_version = !shard.version.empty();
-  while (down_ && has_version && shard.version_number < version) {
+  while (down_ && shard.version_number && *shard.version_number < version) {
     const absl::Status added = AddFrame(shard, stop);
     if (absl::IsFailedPrecondition(added)) break;
     CADRE_RETURN_IF_ERROR(added);
   }
-  if (has_version && shard.version_number == version) return absl::OkStatus();
+  if (shard.version_number == version) return absl::OkStatus();
   // The rest of the version is that of the one before.
-  const bool has_rest =
-      has_version && shard.version_number + 1 == version && shard.round == version;
-  const std::vector<Owned>& parts = has_rest ? shard.exchanged : shard.parts;
+  const bool has_rest = shard.version_number && *shard.version_number + 1 == version &&
+                        shard.contribution && shard.contribution->round == version;
+  const std::vector<Owned>& parts = has_rest ? shard.contribution->parts : shard.parts;
   std::vector<float> values(ElementsOf(parts));
   CADRE_RETURN_IF_ERROR(
       shard.client->Pull(RequestOf(parts, version), values, &shard.traffic, stop));
@@ -366,7 +366,7 @@ absl::Status ShardExchange::AddFrame(Shard& shard, std::stop_token stop) const {
   const Codec codec = CodecOf(*down_);
   const int64_t max_words = MaxFrameWords(UnitsOf(shard.parts), codec);
   PulledFrame pulled;
-  CADRE_RETURN_IF_ERROR(shard.client->PullFrame(RequestOf(shard.parts, shard.version_number + 1),
+  CADRE_RETURN_IF_ERROR(shard.client->PullFrame(RequestOf(shard.parts, *shard.version_number + 1),
                                                 max_words, &pulled, &shard.traffic,
                                                 std::move(stop)));
   if (pulled.fragment > 0 && (fragments_ == 1 || pulled.fragment > fragments_)) {
@@ -381,7 +381,7 @@ absl::Status ShardExchange::AddFrame(Shard& shard, std::stop_token stop) const {
   ForEachValue(shard, parts, [&](int64_t i, int64_t p, bool trained) {
     shard.version[p] = trained ? shard.version[p] + change[i] : change[i];
   });
-  ++shard.version_number;
+  ++*shard.version_number;
   return absl::OkStatus();
 }
 
@@ -409,9 +409,11 @@ void ShardExchange::AdoptInitial() {
   }
 }
 
-ShardExchange::Kept ShardExchange::KeptOf(const Shard& shard, bool included) const {
-  const bool is_late = !included && shard.version_number >= shard.round;
-  const uint32_t late = is_late ? shard.version_number + 1 - shard.round : 0;
+ShardExchange::Kept ShardExchange::KeptOf(const Shard& shard, const Contribution& contribution,
+                                          bool included) const {
+  const uint32_t version = shard.version_number.value_or(0);
+  const bool is_late = !included && version >= contribution.round;
+  const uint32_t late = is_late ? version + 1 - contribution.round : 0;
   const bool dropped = staleness_ && late > staleness_->max_rounds();
   float factor = 1;
   if (included) factor = up_ ? up_->error_feedback() : 0;
@@ -425,11 +427,11 @@ ShardExchange::Kept ShardExchange::KeptOf(const Shard& shard, bool included) con
 
 uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
                                    std::span<float> carried) const {
-  // Without a contribution since the last version, there is no change.
-  if (shard.change.empty()) return 0;
-  const Kept is = KeptOf(shard, included);
+  if (!HasChange(shard)) return 0;
+  const Kept is = KeptOf(shard, *shard.contribution, included);
+  // A change in fp32 has left nothing out.
   const std::vector<float>& kept = included ? shard.left_out : shard.change;
-  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+  ForEachValue(shard, shard.contribution->parts, [&](int64_t i, int64_t p, bool trained) {
     carried[p] = trained && !kept.empty() ? is.factor * kept[i] : 0;
   });
   return is.dropped;
@@ -440,7 +442,9 @@ absl::Status ShardExchange::Carried(bool included, std::vector<float>* values) c
   for (const Shard& shard : shards_) size += ElementsOf(shard.parts);
   values->resize(size);
   if (coder_ != nullptr) {
-    for (const Shard& shard : shards_) CADRE_RETURN_IF_ERROR(shard.coded);
+    for (const Shard& shard : shards_) {
+      if (shard.contribution) CADRE_RETURN_IF_ERROR(shard.contribution->coded);
+    }
     CADRE_RETURN_IF_ERROR(coder_->CopyOut(/*left_out=*/included, *values));
     if (included) {
       for (float& value : *values) value *= up_->error_feedback();
@@ -472,40 +476,38 @@ uint32_t ShardExchange::Adopt(bool included) {
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
-    if (coder_ != nullptr && shard.round > 0) {
-      const Kept kept = KeptOf(shard, included);
+    if (coder_ != nullptr && shard.contribution) {
+      const Kept kept = KeptOf(shard, *shard.contribution, included);
       coder_->Carry(shard.id, /*left_out=*/included, kept.factor);
       dropped = std::max(dropped, kept.dropped);
     }
-    if (!shard.change.empty()) shard.carried.resize(ElementsOf(shard.parts));
+    if (HasChange(shard)) shard.carried.resize(ElementsOf(shard.parts));
     dropped = std::max(dropped, KeepChange(shard, included, shard.carried));
-    shard.change.clear();
     if (overlap_.steps() > 0 || fragments_ > 1) PrepareMerge(shard);
     CopyTo(shard.version, shard.parts);
-    shard.exchanged.clear();
-    shard.round = 0;
+    shard.contribution.reset();
   }
   return dropped;
 }
 
 void ShardExchange::PrepareMerge(Shard& shard) const {
   CopyFrom(shard.parts, &shard.merged);
-  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+  const Contribution contribution = shard.contribution.value_or(Contribution());
+  ForEachValue(shard, contribution.parts, [&](int64_t i, int64_t p, bool trained) {
     float& merged = shard.merged[p];
     const float live = std::exchange(merged, shard.version[p]);
-    if (!trained || shard.contributed.empty()) return;
+    if (!trained || overlap_.steps() == 0) return;
     merged +=
         overlap_.has_blend() ? overlap_.blend() * (live - merged) : live - shard.contributed[i];
   });
   // Later versions may have changed any value that was not exchanged.
-  const bool has_rest = shard.fragment > 0 && shard.version_number == shard.round;
-  if (!has_rest && ElementsOf(shard.exchanged) < ElementsOf(shard.parts)) {
+  const bool has_rest = contribution.fragment > 0 && shard.version_number == contribution.round;
+  if (!has_rest && ElementsOf(contribution.parts) < ElementsOf(shard.parts)) {
     std::vector<float> merged = shard.version;
-    ForEachValue(shard, shard.exchanged,
+    ForEachValue(shard, contribution.parts,
                  [&](int64_t /*i*/, int64_t p, bool /*trained*/) { merged[p] = shard.merged[p]; });
     shard.merged = std::move(merged);
   }
-  shard.contributed.clear();
 }
 
 void ShardExchange::Merge() {
@@ -551,9 +553,9 @@ absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
     if (!holds) return absl::NotFoundError("the rank does not hold the values");
     const auto held = restage.seed() ? std::as_bytes(std::span(shard.version)) : BytesOf(shard);
     bytes.assign(held.begin(), held.end());
-    if (!restage.seed()) header = shard.contribution;
+    if (!restage.seed()) header = shard.contribution->header;
     // The rank has no part of the fragment.
-    if (!restage.seed() && shard.exchanged.empty()) return absl::OkStatus();
+    if (!restage.seed() && shard.contribution->parts.empty()) return absl::OkStatus();
   }
   if (restage.seed()) {
     header = HeaderOf(shard.parts, round, /*samples=*/1);

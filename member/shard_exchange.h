@@ -129,6 +129,16 @@ class ShardExchange {
   void SetCarried(std::span<const float> carried);
 
  private:
+  struct Contribution {
+    uint32_t round = 0;
+    uint32_t fragment = 0;
+    // What it has of the shard's parts.
+    std::vector<Owned> parts;
+    // Result of the coder.
+    absl::Status coded;
+    // Guarded by mutex_.
+    v1::ContributionHeader header;
+  };
   struct Shard {
     uint32_t id = 0;
     // The flat positions (model/parameter_index.h) that the shard owns.
@@ -136,37 +146,33 @@ class ShardExchange {
     // The owned values at these positions. All ranks of the group together cover the shard; a
     // single rank may have no part.
     std::vector<Owned> parts;
-    // What the last contribution has of them; its round and fragment; round 0: there is none since
-    // the last adoption.
-    std::vector<Owned> exchanged;
-    uint32_t round = 0;
-    uint32_t fragment = 0;
     std::unique_ptr<ShardClient> client;
+    // The last contribution; nothing: there is none since the last adoption.
+    std::optional<Contribution> contribution;
+    // The number of the version that was pulled last; nothing: there is none.
+    std::optional<uint32_t> version_number;
+    // Guarded by mutex_.
+    HeldValues held;
+    Traffic traffic;
+
+    // ---- Buffers, whose memory is used again
     // What a contribution transfers: the exchanged values or, if contributions are coded, a frame
     // of their changes. Read by other threads only while `held` has it.
     std::vector<float> staged;
     std::string frame;
-    // The version that was pulled last, and its number. Read by other threads only while `held` has
-    // it.
+    // The version with `version_number`. Read by other threads only while `held` has it.
     std::vector<float> version;
-    uint32_t version_number = 0;
-    // The exchanged values at the last contribution, in a run with overlap.
+    // The exchanged values at the contribution, in a run with overlap.
     std::vector<float> contributed;
     // The values of all parts that Merge stores.
     std::vector<float> merged;
     // What is added to the next change: what earlier frames have left out, and late changes, each
     // with its factor. Empty: zeros.
     std::vector<float> carried;
-    // For the exchanged values: the change that was staged last, and what its frame leaves out.
-    // Empty: there is none that may have to be kept; zeros. Unused with a coder, as `carried` is.
+    // For the exchanged values: the change of the contribution, and what its frame leaves out.
+    // Unused with a coder, as `carried` is.
     std::vector<float> change;
     std::vector<float> left_out;
-    // Result of the coder.
-    absl::Status coded;
-    Traffic traffic;
-    // Guarded by mutex_.
-    HeldValues held;
-    v1::ContributionHeader contribution;
   };
   // Begins `work` for all shards of which the rank has a part.
   void Begin(std::function<absl::Status(Shard&, std::stop_token)> work);
@@ -181,6 +187,11 @@ class ShardExchange {
   // The parts that a fragment has of those of the shard.
   std::vector<Owned> PartsOf(const Shard& shard, uint32_t fragment) const;
   std::vector<ExchangeUnit> UnitsOf(const std::vector<Owned>& parts) const;
+  // Whether contributions have changes that may have to be kept, in buffers of the exchange.
+  bool keeps_changes() const { return coder_ == nullptr && (up_ || staleness_); }
+  bool HasChange(const Shard& shard) const {
+    return keeps_changes() && shard.contribution && !shard.contribution->parts.empty();
+  }
   // Calls use(i, p, trained) for each value of `parts`, which are parts of the shard's: i counts
   // them, and p those of all parts; `trained` is false for running statistics.
   template <typename Use>
@@ -200,8 +211,8 @@ class ShardExchange {
     // As Adopt.
     uint32_t dropped = 0;
   };
-  Kept KeptOf(const Shard& shard, bool included) const;
-  // Updates `carried` after the adoption of a version. As Adopt.
+  Kept KeptOf(const Shard& shard, const Contribution& contribution, bool included) const;
+  // Updates `carried` after the adoption of a version, if there is a change. As Adopt.
   uint32_t KeepChange(const Shard& shard, bool included, std::span<float> carried) const;
   // Computes shard.merged from the owned values, before they are overwritten.
   void PrepareMerge(Shard& shard) const;
