@@ -172,6 +172,9 @@ struct SliceSegment {
   // A running statistic, not trained: w += momentum * (g - w).
   bool statistic = false;
   float momentum = 0;
+  // Updates that were made before the state of these elements began with zero: their corrections
+  // are those of so many updates fewer.
+  int64_t before = 0;
 };
 
 // One update of a slice, whose loss and norm of gradients are read from device memory.

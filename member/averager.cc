@@ -119,7 +119,10 @@ absl::Status Averager::BeginStage(const RankProtocol::Stage& stage, uint32_t ver
   } else if (KeepsStates()) {
     CADRE_RETURN_IF_ERROR(model_.FetchStates());
   }
-  if (KeepsStates()) options_.states->Keep(stage.round, model_.States());
+  if (KeepsStates()) {
+    options_.states->Keep(stage.round, model_.States());
+    CADRE_RETURN_IF_ERROR(options_.states->Replicate(group()));
+  }
   const absl::Time begin = options_.runtime->clock().Now();
   CADRE_RETURN_IF_ERROR(coder_codes ? coder_->TakeChange() : GatherPart());
   if (stage.initial) {
@@ -260,6 +263,13 @@ absl::Status Averager::RestoreStates(uint32_t version) {
       << "optimizer states of version " << version << ": the ranks hold those of " << found
       << " of " << model_.index().size() << " elements; the others begin with zero";
   if (found == 0) return absl::OkStatus();
+  if (found < model_.index().size() && group().index() == 0) {
+    progress_.AddWarning(
+        assignment_.place().run(),
+        absl::StrCat("group ", assignment_.place().group(), ": the optimizer states of ",
+                     model_.index().size() - found, " of ", model_.index().size(),
+                     " elements were lost with several ranks and begin with zero"));
+  }
   model_.RestoreStates(states);
   return model_.Store(/*states=*/true);
 }
@@ -279,6 +289,7 @@ absl::Status Averager::RestoreResidual(uint32_t version) {
 StateVault::States Averager::ResidualIn(std::span<float> values) const {
   StateVault::States states;
   states.tensors.push_back(ExchangedIn(values));
+  for (const Owned& each : exchanged_) states.updates.push_back({each.positions});
   return states;
 }
 
@@ -294,7 +305,7 @@ std::vector<Owned> Averager::ExchangedIn(std::span<float> values) const {
 absl::Status Averager::KeepResidual(uint32_t version, bool included) {
   CADRE_RETURN_IF_ERROR(exchange_->Carried(included, &residual_));
   options_.residuals->Keep(version, ResidualIn(residual_));
-  return absl::OkStatus();
+  return options_.residuals->Replicate(group());
 }
 
 // The next generation may start from a version that includes the contribution.

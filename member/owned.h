@@ -4,6 +4,7 @@
 // Values; thread-compatible.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,14 @@ struct Owned {
   // values[i] belongs to position positions.begin + i.
   Interval positions;
   std::span<float> values;
+};
+
+// Positions whose optimizer states have made so many updates since they were zero.
+struct UpdateCount {
+  Interval positions;
+  int64_t updates = 0;
+
+  friend bool operator==(const UpdateCount&, const UpdateCount&) = default;
 };
 
 // A state of the averaging between groups (model/averaging_state.h), as one rank has it.

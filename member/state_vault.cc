@@ -27,35 +27,33 @@ constexpr size_t kMaxSnapshots = 2;
 struct Holding {
   int64_t version = 0;
   int64_t generation = 0;
-  int64_t updates = 0;
   int64_t tensors = 0;
-  std::vector<Interval> positions;
+  std::vector<UpdateCount> positions;
 
   std::string ToText() const {
-    const int64_t numbers[] = {version, generation, updates, tensors};
+    const int64_t numbers[] = {version, generation, tensors};
     std::string text(reinterpret_cast<const char*>(numbers), sizeof(numbers));
     return text.append(reinterpret_cast<const char*>(positions.data()),
-                       positions.size() * sizeof(Interval));
+                       positions.size() * sizeof(UpdateCount));
   }
   static Holding FromText(const std::string& text) {
     Holding holding;
-    int64_t numbers[4] = {};
+    int64_t numbers[3] = {};
     CHECK_GE(text.size(), sizeof(numbers));
     std::memcpy(numbers, text.data(), sizeof(numbers));
     holding.version = numbers[0];
     holding.generation = numbers[1];
-    holding.updates = numbers[2];
-    holding.tensors = numbers[3];
-    holding.positions.resize((text.size() - sizeof(numbers)) / sizeof(Interval));
+    holding.tensors = numbers[2];
+    holding.positions.resize((text.size() - sizeof(numbers)) / sizeof(UpdateCount));
     if (!holding.positions.empty()) {
       std::memcpy(holding.positions.data(), text.data() + sizeof(numbers),
-                  holding.positions.size() * sizeof(Interval));
+                  holding.positions.size() * sizeof(UpdateCount));
     }
     return holding;
   }
   int64_t size() const {
     int64_t elements = 0;
-    for (const Interval& interval : positions) elements += interval.size();
+    for (const UpdateCount& each : positions) elements += each.positions.size();
     return elements;
   }
 };
@@ -64,7 +62,7 @@ struct Holding {
 template <typename Snapshot>
 Holding HoldingOf(const Snapshot* snapshot) {
   if (snapshot == nullptr) return {};
-  return {snapshot->version, snapshot->generation, snapshot->updates, std::ssize(snapshot->tensors),
+  return {snapshot->version, snapshot->generation, std::ssize(snapshot->tensors),
           snapshot->positions};
 }
 
@@ -80,8 +78,11 @@ struct Source {
   Interval positions;
   int rank = 0;
   int64_t offset = 0;
+  int64_t updates = 0;
 
-  Source Part(Interval part) const { return {part, rank, offset + part.begin - positions.begin}; }
+  Source Part(Interval part) const {
+    return {part, rank, offset + part.begin - positions.begin, updates};
+  }
 };
 
 // Disjoint sources, by the beginning of their positions.
@@ -90,9 +91,9 @@ class Sources {
   // Adds the parts of the holding that no source has.
   void Add(const Holding& holding, int rank) {
     int64_t offset = 0;
-    for (const Interval& positions : holding.positions) {
-      AddMissing({positions, rank, offset});
-      offset += positions.size();
+    for (const UpdateCount& each : holding.positions) {
+      AddMissing({each.positions, rank, offset, each.updates});
+      offset += each.positions.size();
     }
   }
 
@@ -154,7 +155,8 @@ absl::StatusOr<int64_t> Move(const std::vector<float>* mine, const Sources& sour
                              Communicator& group) {
   const auto for_each_part_of = [&](int rank, const auto& use) {
     for (size_t i = 0; i < owned[rank].positions.size(); ++i) {
-      sources.ForEachIn(owned[rank].positions[i], [&](const Source& part) { use(part, i); });
+      sources.ForEachIn(owned[rank].positions[i].positions,
+                        [&](const Source& part) { use(part, i); });
     }
   };
   Buffers send(group.size());
@@ -184,6 +186,27 @@ absl::StatusOr<int64_t> Move(const std::vector<float>* mine, const Sources& sour
   return found;
 }
 
+// The part of an address, host:port, that names the host.
+std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+// The smallest distance at which the most ranks have a rank of another host.
+int CopyDistance(std::span<const std::string> hosts) {
+  const int ranks = std::ssize(hosts);
+  int best = 1;
+  int most = 0;
+  for (int distance = 1; distance < ranks; ++distance) {
+    int elsewhere = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (hosts[rank] != hosts[(rank + distance) % ranks]) ++elsewhere;
+    }
+    if (elsewhere > most) {
+      most = elsewhere;
+      best = distance;
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
 void StateVault::Enter(const v1::Assignment& assignment) {
@@ -194,6 +217,8 @@ void StateVault::Enter(const v1::Assignment& assignment) {
   group_ = assignment.place().group();
   generation_ = assignment.place().generation();
   contributed_ = false;
+  hosts_.clear();
+  for (const std::string& peer : assignment.peers()) hosts_.push_back(HostOf(peer));
 }
 
 StateVault::Snapshot* StateVault::Find(uint32_t version) {
@@ -216,15 +241,19 @@ void StateVault::Keep(uint32_t round, const States& states) {
   }
   snapshot.version = round;
   snapshot.generation = generation_;
-  snapshot.updates = states.updates;
-  snapshot.positions.clear();
+  snapshot.positions = states.updates;
   snapshot.tensors.resize(states.tensors.size());
   for (size_t i = 0; i < states.tensors.size(); ++i) {
     std::vector<float>& values = snapshot.tensors[i];
     values.clear();
-    for (const Owned& owned : states.tensors[i]) {
-      values.insert(values.end(), owned.values.begin(), owned.values.end());
-      if (i == 0) snapshot.positions.push_back(owned.positions);
+    auto owned = states.tensors[i].begin();
+    for (const auto& [positions, updates] : states.updates) {
+      while (!owned->positions.contains(positions)) {
+        ++owned;
+        CHECK(owned != states.tensors[i].end()) << "positions that the rank does not own";
+      }
+      const auto begin = owned->values.begin() + (positions.begin - owned->positions.begin);
+      values.insert(values.end(), begin, begin + positions.size());
     }
   }
   snapshots_.push_front(std::move(snapshot));
@@ -251,7 +280,7 @@ absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Co
   if (preferred.empty()) return 0;
 
   Holding wanted;
-  for (const Owned& owned : states->tensors.at(0)) wanted.positions.push_back(owned.positions);
+  for (const Owned& owned : states->tensors.at(0)) wanted.positions.push_back({owned.positions});
   CADRE_ASSIGN_OR_RETURN(const std::vector<Holding> owned, Share(wanted, group));
   Sources sources;
   for (const int rank : preferred) sources.Add(held[rank], rank);
@@ -261,59 +290,94 @@ absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Co
     CADRE_ASSIGN_OR_RETURN(elements, Move(mine == nullptr ? nullptr : &mine->tensors[tensor],
                                           sources, owned, states->tensors[tensor], group));
   }
-  states->updates = held[preferred.front()].updates;
-  if (mine == nullptr || newest != version) {
-    Keep(version, *states);
-    contributed_ = false;
+  states->updates.clear();
+  for (const Owned& each : states->tensors.at(0)) {
+    UpdateCount* last = nullptr;
+    sources.ForEachIn(each.positions, [&](const Source& part) {
+      if (last != nullptr && last->positions.end == part.positions.begin &&
+          last->updates == part.updates) {
+        last->positions.end = part.positions.end;
+      } else {
+        last = &states->updates.emplace_back(part.positions, part.updates);
+      }
+    });
   }
+  Keep(version, *states);
+  contributed_ = false;
+  CADRE_RETURN_IF_ERROR(Replicate(group));
   uint64_t found = elements;
   CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span(&found, 1)));
   return found;
 }
 
+absl::Status StateVault::Replicate(Communicator& group) {
+  const int ranks = group.size();
+  if (ranks == 1) return absl::OkStatus();
+  const int distance = CopyDistance(hosts_);
+  std::vector<int> receivers(ranks);
+  for (int rank = 0; rank < ranks; ++rank) receivers[rank] = (rank + distance) % ranks;
+  return Give(snapshots_.empty() ? 0 : snapshots_.front().version, receivers, group);
+}
+
 absl::Status StateVault::HandOver(uint32_t version, const std::vector<bool>& leaving,
                                   Communicator& group) {
   const int ranks = group.size();
-  const auto heir_of = [&](int rank) {
-    while (leaving[rank]) rank = (rank + 1) % ranks;
-    return rank;
-  };
   if (std::find(leaving.begin(), leaving.end(), false) == leaving.end()) return absl::OkStatus();
+  std::vector<int> receivers(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    receivers[rank] = rank;
+    while (leaving[receivers[rank]]) receivers[rank] = (receivers[rank] + 1) % ranks;
+  }
   DropFrom(version + 1);
+  CADRE_RETURN_IF_ERROR(Give(version, receivers, group));
+  // A rank that leaves may abort the transport.
+  return group.Barrier();
+}
+
+absl::Status StateVault::Give(uint32_t version, std::span<const int> receivers,
+                              Communicator& group) {
+  const int me = group.index();
   Snapshot* mine = Find(version);
-  const bool gives = leaving[group.index()] && mine != nullptr;
+  const bool gives = receivers[me] != me && mine != nullptr;
   CADRE_ASSIGN_OR_RETURN(const std::vector<Holding> given,
                          Share(HoldingOf(gives ? mine : nullptr), group));
   int64_t tensors = 0;
-  for (const Holding& each : given) tensors = std::max(tensors, each.tensors);
-
-  for (int64_t tensor = 0; tensor < tensors; ++tensor) {
-    Buffers send(ranks);
-    Buffers receive(ranks);
-    if (gives) send[heir_of(group.index())] = mine->tensors[tensor];
-    for (int rank = 0; rank < ranks; ++rank) {
-      if (leaving[rank] && heir_of(rank) == group.index()) receive[rank].resize(given[rank].size());
-    }
-    CADRE_RETURN_IF_ERROR(AllToAll(send, receive, group));
-    for (int rank = 0; rank < ranks; ++rank) {
-      if (receive[rank].empty()) continue;
-      if (mine == nullptr) {
-        snapshots_.push_front({.version = version,
-                               .generation = static_cast<uint32_t>(given[rank].generation),
-                               .updates = given[rank].updates});
-        mine = &snapshots_.front();
-        if (snapshots_.size() > kMaxSnapshots) snapshots_.pop_back();
-      }
-      mine->tensors.resize(tensors);
-      std::vector<float>& values = mine->tensors[tensor];
-      values.insert(values.end(), receive[rank].begin(), receive[rank].end());
-      if (tensor > 0) continue;
-      mine->positions.insert(mine->positions.end(), given[rank].positions.begin(),
-                             given[rank].positions.end());
-    }
+  int64_t received = 0;
+  uint32_t generation = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    tensors = std::max(tensors, given[rank].tensors);
+    if (receivers[rank] != me || given[rank].positions.empty()) continue;
+    received += given[rank].size();
+    generation = std::max(generation, static_cast<uint32_t>(given[rank].generation));
   }
-  // A rank that leaves may abort the transport.
-  return group.Barrier();
+  if (mine == nullptr && received > 0) {
+    snapshots_.push_front({.version = version, .generation = generation});
+    if (snapshots_.size() > kMaxSnapshots) snapshots_.pop_back();
+    mine = &snapshots_.front();
+  }
+  if (mine != nullptr) mine->tensors.resize(tensors);
+  for (int64_t tensor = 0; tensor < tensors; ++tensor) {
+    std::vector<std::span<const std::byte>> send(group.size());
+    std::vector<std::span<std::byte>> receive(group.size());
+    if (mine != nullptr) {
+      std::vector<float>& values = mine->tensors[tensor];
+      size_t at = values.size();
+      values.resize(at + received);
+      if (gives) send[receivers[me]] = std::as_bytes(std::span(values).first(at));
+      for (int rank = 0; rank < group.size(); ++rank) {
+        if (rank == me || receivers[rank] != me) continue;
+        receive[rank] = std::as_writable_bytes(std::span(values).subspan(at, given[rank].size()));
+        at += given[rank].size();
+      }
+    }
+    CADRE_RETURN_IF_ERROR(group.AllToAll(send, receive));
+  }
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank == me || receivers[rank] != me || mine == nullptr) continue;
+    mine->positions.insert(mine->positions.end(), given[rank].positions.begin(),
+                           given[rank].positions.end());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace cadre

@@ -6,13 +6,16 @@
 // contains the states of the slices that a rank owned when it contributed to a round; they change
 // only in training, so they belong to the version that the group adopts afterwards. The next
 // generation may start from the version of the last contribution, if the group was ended after the
-// round was closed, or else from the version before it. So the vault holds at most two snapshots:
-// twice the rank's optimizer states, and what leaving ranks have handed over.
+// round was closed, or else from the version before it. So the vault holds at most two snapshots.
+//
+// Each snapshot is copied to another rank of the group, on another host if there is one, so that
+// the loss of one host loses no states. A vault so holds four times the rank's optimizer states,
+// and what leaving ranks have handed over.
 //
 // In the next generation the ranks may be others, and own other slices. They exchange what they
 // hold for the version that they start from or, if the other groups have gone on without theirs,
 // for the newest one before it, as a group that is late keeps its states. Positions that no rank
-// holds are zero.
+// holds begin again with zero, and with a count of zero updates of their own.
 //
 // Outlives generations; used by the training thread. Thread-compatible.
 #pragma once
@@ -35,10 +38,11 @@ namespace cadre {
 class StateVault {
  public:
   // The states of a rank: for each state tensor of the optimizer, the owned values; the positions
-  // are the same for all tensors. `updates`: see SliceOptimizer.
+  // are the same for all tensors. `updates`: those of the positions that have a state, in the
+  // order of the owned values, whose intervals contain them.
   struct States {
     std::vector<std::vector<Owned>> tensors;
-    int64_t updates = 0;
+    std::vector<UpdateCount> updates;
   };
 
   // A generation begins. Frees the snapshots of another run or group.
@@ -46,15 +50,16 @@ class StateVault {
 
   // Copies the states at the contribution to `round`.
   void Keep(uint32_t round, const States& states);
+  // A collective, after Keep on all ranks: copies the snapshots to other ranks.
+  absl::Status Replicate(Communicator& group);
   // The group has adopted `version`: the last snapshot of this generation, if there is one, belongs
   // to it, although the group's contribution may have been refused.
   void Adopted(uint32_t version);
 
   // A collective. Overwrites the values of `states`, and its updates, with what the ranks hold for
-  // `version`, or else for the newest version before it, and then keeps them for `version` unless
-  // this rank held a part of them. Returns the number of positions
-  // (summed over the ranks) whose states were found; 0: nothing is changed. Drops snapshots of
-  // later versions, which the run does not have.
+  // `version`, or else for the newest version before it, and then keeps them for `version`. Returns
+  // the number of positions (summed over the ranks) whose states were found; 0: nothing is changed.
+  // Drops snapshots of later versions, which the run does not have.
   absl::StatusOr<int64_t> Restore(uint32_t version, States* states, Communicator& group);
 
   // A collective. Ranks i with leaving[i] give their snapshots of `version` to the next rank that
@@ -65,16 +70,20 @@ class StateVault {
   struct Snapshot {
     uint32_t version = 0;
     uint32_t generation = 0;
-    int64_t updates = 0;
-    std::vector<Interval> positions;
+    std::vector<UpdateCount> positions;
     // For each state tensor, the values of the positions in order.
     std::vector<std::vector<float>> tensors;
   };
   Snapshot* Find(uint32_t version);
+  // A collective. Each rank sends its snapshot of `version`, if it has one, to rank
+  // receivers[index()], which adds it to its own; to itself: to nobody.
+  absl::Status Give(uint32_t version, std::span<const int> receivers, Communicator& group);
   // Drops the snapshots of `version` and of later ones.
   void DropFrom(uint32_t version);
 
   std::string lineage_;
+  // Of the ranks.
+  std::vector<std::string> hosts_;
   uint32_t group_ = 0;
   uint32_t generation_ = 0;
   // Whether snapshots_.front() was made in this generation, at a contribution.

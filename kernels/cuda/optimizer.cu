@@ -57,12 +57,13 @@ struct Job {
   Bf16* copy;
 };
 
-// The factors that all elements need, computed by one thread of each block.
+// The factors that elements need whose state began after `before` updates. Those of 0 are computed
+// by one thread of each block.
 template <Kind kKind>
 using Factors = std::conditional_t<kKind == Kind::kAdamW, AdamFactors<float>, SgdFactors<float>>;
 
 template <Kind kKind>
-__device__ Factors<kKind> FactorsOf(const Job& job) {
+__device__ Factors<kKind> FactorsOf(const Job& job, int64_t before) {
   auto step = [&job] {
     if constexpr (kKind == Kind::kAdamW) {
       return job.adamw;
@@ -74,7 +75,8 @@ __device__ Factors<kKind> FactorsOf(const Job& job) {
     step.rate = job.numbers->rate;
     step.gradient_scale = 1;
     if constexpr (kKind == Kind::kAdamW) {
-      const double beta1 = step.beta1, beta2 = step.beta2, updates = job.numbers->updates;
+      const double beta1 = step.beta1, beta2 = step.beta2;
+      const double updates = job.numbers->updates - before;
       step.correction1 = 1 - pow(beta1, updates);
       step.correction2 = 1 - pow(beta2, updates);
     }
@@ -128,11 +130,12 @@ __global__ void __launch_bounds__(kThreads) Update(Job job) {
   __shared__ Factors<kKind> shared;
   // Either all threads return or none, so that no thread waits at the barrier below for another.
   if (job.loss != nullptr && !IsFinite(*job.loss)) return;
-  if (threadIdx.x == 0) shared = FactorsOf<kKind>(job);
+  if (threadIdx.x == 0) shared = FactorsOf<kKind>(job, /*before=*/0);
   __syncthreads();
-  const Factors<kKind> f = shared;
+  Factors<kKind> f = shared;
   constexpr bool kHasM = kKind == Kind::kAdamW;
   SliceSegment segment;
+  segment.before = 0;
   segment.begin = 0;
   segment.end = job.segment_count == 0 ? job.n : 0;
   segment.decays = true;
@@ -160,7 +163,13 @@ __global__ void __launch_bounds__(kThreads) Update(Job job) {
     for (int k = 0; k < kEach; ++k) {
       const int64_t i = first + k * kApart;
       if (i >= job.n) continue;
-      if (i < segment.begin || i >= segment.end) segment = SegmentOf(job, i);
+      if (i < segment.begin || i >= segment.end) {
+        const int64_t before = segment.before;
+        segment = SegmentOf(job, i);
+        if (kHasM && segment.before != before) {
+          f = segment.before == 0 ? shared : FactorsOf<kKind>(job, segment.before);
+        }
+      }
       Step<kKind>(f, segment, g[k], &w[k], &m[k], &v[k]);
     }
     if (whole) {

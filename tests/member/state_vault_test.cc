@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,15 +42,26 @@ class RankStates {
     return position + 0.125F * tensor + 1000.0F * seed;
   }
   void Fill(int seed) {
-    states.updates = 10 * seed;
+    states.updates.clear();
+    for (const Interval& range : ranges_) states.updates.push_back({range, 10 * seed});
     ForEach([&](float& value, int64_t position, int tensor) {
       value = ValueAt(position, tensor, seed);
     });
   }
-  // Positions for which `lost` is true are zero.
+  // Positions for which `lost` is true are zero, and have made no update.
   void ExpectFilled(
       int seed, const std::function<bool(int64_t)>& lost = [](int64_t) { return false; }) {
-    EXPECT_EQ(states.updates, 10 * seed);
+    std::map<int64_t, int64_t> updates;
+    for (const UpdateCount& each : states.updates) {
+      EXPECT_FALSE(each.positions.empty());
+      for (int64_t p = each.positions.begin; p < each.positions.end; ++p) updates[p] = each.updates;
+    }
+    for (const Interval& range : ranges_) {
+      for (int64_t p = range.begin; p < range.end; ++p) {
+        ASSERT_EQ(updates.contains(p), !lost(p)) << p;
+        ASSERT_EQ(lost(p) ? 10 * seed : updates[p], 10 * seed) << p;
+      }
+    }
     ForEach([&](float& value, int64_t position, int tensor) {
       ASSERT_EQ(value, lost(position) ? 0 : ValueAt(position, tensor, seed)) << position;
     });
@@ -93,6 +105,21 @@ class StateVaultTest : public ::testing::Test {
       mine.Fill(seed);
       vaults_[rank].Keep(round, mine.states);
     }
+  }
+  void ContributeAndReplicate(
+      uint32_t generation, const Partition& partition, uint32_t round, int seed,
+      const std::function<v1::Assignment(uint32_t)>& assignment = [](uint32_t generation) {
+        return AssignmentIn(generation);
+      }) {
+    OnGroup(partition.ranks, [&](Communicator& group) {
+      StateVault& vault = vaults_[group.index()];
+      vault.Enter(assignment(generation));
+      RankStates mine(partition, group.index());
+      mine.Fill(seed);
+      vault.Keep(round, mine.states);
+      const absl::Status status = vault.Replicate(group);
+      EXPECT_TRUE(status.ok()) << status;
+    });
   }
   // The ranks of a generation, worker first + i for rank i, restore `version`.
   void Restore(uint32_t generation, const Partition& partition, uint32_t version, int first,
@@ -183,9 +210,72 @@ TEST_F(StateVaultTest, PartsOfALostRankAreZero) {
 TEST_F(StateVaultTest, RanksThatHeldNothingKeepWhatTheyReceive) {
   Contribute(1, {1, 0}, 4, 3);
   ExpectRestored(2, {2, 0}, 4, 3);
+  // The copy of the part that worker 0 has is there, too.
   Restore(3, {1, 0}, 4, /*first=*/1, [](RankStates& mine, int64_t found) {
-    EXPECT_EQ(found, kSize - PartBegin(kSize, 1, 2));
-    mine.ExpectFilled(3, [](int64_t position) { return position < PartBegin(kSize, 1, 2); });
+    EXPECT_EQ(found, kSize);
+    mine.ExpectFilled(3);
+  });
+}
+
+TEST_F(StateVaultTest, TheLossOfOneRankLosesNothing) {
+  for (const int ranks : {2, 3, 4}) {
+    for (int lost = 0; lost < ranks; ++lost) {
+      vaults_ = std::vector<StateVault>(8);
+      ContributeAndReplicate(1, {ranks, 0}, 4, 3);
+      // Its rank is given to a worker that holds nothing.
+      vaults_[lost] = StateVault();
+      ExpectRestored(2, {ranks, 5}, 4, 3);
+      // What was restored was copied again.
+      vaults_[(lost + 1) % ranks] = StateVault();
+      ExpectRestored(3, {ranks, 0}, 4, 3);
+    }
+  }
+}
+
+TEST_F(StateVaultTest, TheLossOfOneHostLosesNothing) {
+  const auto on_hosts = [](uint32_t generation) {
+    v1::Assignment assignment = AssignmentIn(generation);
+    for (const char* peer : {"a:1", "a:2", "[b]:1", "[b]:2"}) assignment.add_peers(peer);
+    return assignment;
+  };
+  ContributeAndReplicate(1, {4, 0}, 4, 3, on_hosts);
+  vaults_[0] = vaults_[1] = StateVault();
+  ExpectRestored(2, {4, 0}, 4, 3);
+}
+
+// Ranks 0 and 1 are lost, which have what rank 0 owned.
+TEST_F(StateVaultTest, WhatAllCopiesHadBeginsAgain) {
+  ContributeAndReplicate(1, {3, 0}, 4, 3);
+  vaults_[0] = vaults_[1] = StateVault();
+  Restore(2, {3, 0}, 4, 0, [](RankStates& mine, int64_t found) {
+    const int64_t begin = PartBegin(kSize, 1, 3);
+    EXPECT_EQ(found, kSize - begin);
+    mine.ExpectFilled(3, [&](int64_t position) { return position < begin; });
+  });
+  // Such positions are not held: a rank that returns has them.
+  ContributeAndReplicate(1, {3, 0}, 4, 3);
+  StateVault returns = vaults_[0];
+  vaults_[0] = vaults_[1] = StateVault();
+  Restore(2, {3, 0}, 4, 0, [](RankStates&, int64_t found) { EXPECT_LT(found, kSize); });
+  vaults_[3] = returns;
+  ExpectRestored(3, {4, 0}, 4, 3);
+}
+
+// Some positions have made fewer updates than others.
+TEST_F(StateVaultTest, UpdatesAreCountedByPosition) {
+  vaults_[0].Enter(AssignmentIn(1));
+  RankStates mine({1, 0}, 0);
+  mine.Fill(3);
+  mine.states.updates = {{{0, 20}, 5}, {{20, 50}, 9}, {{60, kSize}, 9}};
+  vaults_[0].Keep(4, mine.states);
+  Restore(2, {2, 0}, 4, 0, [](RankStates& restored, int64_t found) {
+    EXPECT_EQ(found, kSize - 10);
+    const int64_t border = PartBegin(kSize, 1, 2);
+    std::vector<UpdateCount> expected = {{{0, 20}, 5}, {{20, border}, 9}};
+    if (restored.states.tensors[0].front().positions.begin > 0) {
+      expected = {{{border, 50}, 9}, {{60, kSize}, 9}};
+    }
+    EXPECT_EQ(restored.states.updates, expected);
   });
 }
 

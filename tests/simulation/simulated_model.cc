@@ -118,7 +118,7 @@ absl::Status SimulatedModel::Store(bool states) {
 StateVault::States SimulatedModel::States() {
   StateVault::States states;
   states.tensors.push_back(OwnedIn(spans_, states_));
-  states.updates = step_;
+  for (const Interval& span : spans_) states.updates.push_back({span, step_});
   return states;
 }
 

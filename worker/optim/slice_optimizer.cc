@@ -18,6 +18,10 @@
 // and norms from device memory, so that the host enqueues it before either is known; a loss that is
 // not finite makes it a no-op.
 //
+// Each element has made updates_ updates since its state was zero, less those before its segment's
+// state began anew (`before`), because its rank was lost. AdamW divides by 1 - beta^updates, so an
+// element with a state of zero and the count of the others would take steps several times too long.
+//
 // Cost: one pass over the slice. State: 4 bytes per owned element for SGD and LARS, 8 for AdamW.
 // Limits: the host computes LARS's rates, which are per tensor; so on a device the host waits for
 // the norms once per step and calls the kernels tensor by tensor.
@@ -59,7 +63,7 @@ SliceOptimizer::SliceOptimizer(Backend& kernels, const v1::Optimizer& optimizer,
     state_.emplace_back(kernels.device(), size_, "optimizer's state");
   }
   MakeSegments(index, statistic_momenta, bucket);
-  if (kernels.slices() != nullptr && !optimizer.has_lars()) MakeTable();
+  MakeTable();
 }
 
 void SliceOptimizer::MakeSegments(const ParameterIndex& index,
@@ -86,20 +90,72 @@ void SliceOptimizer::MakeSegments(const ParameterIndex& index,
   }
 }
 
+std::vector<SliceOptimizer::Counted> SliceOptimizer::CountedUpdates() const {
+  std::vector<Counted> counted;
+  for (const Segment& segment : segments_) {
+    const int64_t updates = updates_ - segment.before;
+    if (!counted.empty() && counted.back().updates == updates) {
+      counted.back().elements.end = segment.elements.end;
+    } else {
+      counted.push_back({segment.elements, updates});
+    }
+  }
+  return counted;
+}
+
+void SliceOptimizer::SetUpdates(int64_t updates, std::span<const Counted> fewer) {
+  updates_ = updates;
+  std::vector<Segment> segments;
+  const auto append = [&](const Segment& whole, Interval elements, int64_t before) {
+    if (elements.empty()) return;
+    const bool continues = !segments.empty() && segments.back().parameter == whole.parameter &&
+                           segments.back().before == before &&
+                           segments.back().elements.end == elements.begin;
+    if (continues) {
+      segments.back().elements.end = elements.end;
+      return;
+    }
+    segments.push_back(whole);
+    segments.back().elements = elements;
+    segments.back().before = before;
+  };
+  for (const Segment& whole : segments_) {
+    int64_t next = whole.elements.begin;
+    auto part = std::partition_point(
+        fewer.begin(), fewer.end(), [&](const Counted& each) { return each.elements.end <= next; });
+    for (; part != fewer.end() && part->elements.begin < whole.elements.end; ++part) {
+      const Interval common = Intersect(part->elements, whole.elements);
+      append(whole, {next, common.begin}, 0);
+      append(whole, common, updates - part->updates);
+      next = common.end;
+    }
+    append(whole, {next, whole.elements.end}, 0);
+  }
+  const bool same = std::equal(segments.begin(), segments.end(), segments_.begin(), segments_.end(),
+                               [](const Segment& a, const Segment& b) {
+                                 return a.elements == b.elements && a.before == b.before;
+                               });
+  segments_ = std::move(segments);
+  if (!same) MakeTable();
+}
+
 void SliceOptimizer::MakeTable() {
+  if (kernels_->slices() == nullptr || optimizer_.has_lars()) return;
   std::vector<SliceSegment> all;
   for (const Segment& segment : segments_) {
     const auto [begin, end] = segment.elements;
     // Adjacent segments with equal rules are merged.
     if (!all.empty() && all.back().end == begin && all.back().decays == segment.decays &&
-        all.back().statistic == segment.statistic && all.back().momentum == segment.momentum) {
+        all.back().statistic == segment.statistic && all.back().momentum == segment.momentum &&
+        all.back().before == segment.before) {
       all.back().end = end;
     } else {
       all.push_back({.begin = begin,
                      .end = end,
                      .decays = segment.decays,
                      .statistic = segment.statistic,
-                     .momentum = segment.momentum});
+                     .momentum = segment.momentum,
+                     .before = segment.before});
     }
   }
   if (!all.empty()) table_ = kernels_->slices()->MakeSegmentTable(all);
@@ -232,7 +288,7 @@ AdamWStep SliceOptimizer::AdamWFor(const Segment& segment, float rate, float sca
                  .epsilon = adamw.has_epsilon() ? adamw.epsilon() : kEpsilon,
                  .weight_decay = segment.decays ? adamw.weight_decay() : 0,
                  .gradient_scale = scale};
-  const double t = updates_;
+  const double t = updates_ - segment.before;
   const double beta1 = step.beta1;
   const double beta2 = step.beta2;
   step.correction1 = 1 - std::pow(beta1, t);

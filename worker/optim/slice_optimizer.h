@@ -75,9 +75,19 @@ class SliceOptimizer {
   int states() const { return std::ssize(state_); }
   std::span<float> state(int i) { return state_[i].span(); }
   // Updates since the state was zero. Part of the state: lower than the run's step count in a group
-  // that joined late.
+  // that joined late. The elements whose state began later have made fewer.
   int64_t updates() const { return updates_; }
-  void set_updates(int64_t updates) { updates_ = updates; }
+  void set_updates(int64_t updates) { SetUpdates(updates, {}); }
+  // Elements of the slice and their updates.
+  struct Counted {
+    Interval elements;
+    int64_t updates = 0;
+  };
+  // In the order of the elements; they cover the slice.
+  std::vector<Counted> CountedUpdates() const;
+  // `fewer`: disjoint elements, in order, that have made fewer than `updates`. Requires: no step is
+  // recorded.
+  void SetUpdates(int64_t updates, std::span<const Counted> fewer);
 
   int64_t state_bytes() const { return states() * size_ * 4; }
 
@@ -90,6 +100,8 @@ class SliceOptimizer {
     // Not trained: follows the statistics of the batch with `momentum`.
     bool statistic = false;
     float momentum = 0;
+    // As in SliceSegment.
+    int64_t before = 0;
   };
   void MakeSegments(const ParameterIndex& index, std::span<const float> statistic_momenta,
                     const BucketOwnership& bucket);

@@ -61,8 +61,54 @@ void OwnedSlices::MakeStateMirrors() {
   for (int i = 0; i < states(); ++i) StateMirror(i);
 }
 
-void OwnedSlices::set_updates(int64_t updates) {
-  for (SliceOptimizer& optimizer : optimizers_) optimizer.set_updates(updates);
+std::vector<UpdateCount> OwnedSlices::UpdateCounts() const {
+  std::vector<UpdateCount> counts;
+  for (int b = 0; b < parameters_.buckets(); ++b) {
+    const BucketOwnership& bucket = parameters_.ownership(b);
+    for (const SliceOptimizer::Counted& counted : optimizers_[b].CountedUpdates()) {
+      for (const OwnedInterval& owned : bucket.owned) {
+        const int64_t begin = owned.offset - bucket.slice_begin();
+        const Interval common =
+            Intersect(counted.elements, {begin, begin + owned.positions.size()});
+        if (common.empty()) continue;
+        const int64_t first = owned.positions.begin + common.begin - begin;
+        counts.push_back({{first, first + common.size()}, counted.updates});
+      }
+    }
+  }
+  std::sort(counts.begin(), counts.end(), [](const UpdateCount& a, const UpdateCount& b) {
+    return a.positions.begin < b.positions.begin;
+  });
+  return counts;
+}
+
+void OwnedSlices::SetUpdates(std::span<const UpdateCount> counts) {
+  int64_t most = 0;
+  for (const UpdateCount& each : counts) most = std::max(most, each.updates);
+  for (int b = 0; b < parameters_.buckets(); ++b) {
+    const BucketOwnership& bucket = parameters_.ownership(b);
+    std::vector<SliceOptimizer::Counted> fewer;
+    for (const OwnedInterval& owned : bucket.owned) {
+      const int64_t shift = owned.offset - bucket.slice_begin() - owned.positions.begin;
+      const auto add = [&](int64_t begin, int64_t end, int64_t updates) {
+        if (begin < end && updates < most) fewer.push_back({{begin + shift, end + shift}, updates});
+      };
+      int64_t next = owned.positions.begin;
+      auto each = std::partition_point(counts.begin(), counts.end(), [&](const UpdateCount& count) {
+        return count.positions.end <= next;
+      });
+      for (; each != counts.end() && each->positions.begin < owned.positions.end; ++each) {
+        const Interval common = Intersect(each->positions, owned.positions);
+        add(next, common.begin, 0);
+        add(common.begin, common.end, each->updates);
+        next = common.end;
+      }
+      add(next, owned.positions.end, 0);
+    }
+    std::sort(fewer.begin(), fewer.end(),
+              [](const auto& a, const auto& b) { return a.elements.begin < b.elements.begin; });
+    optimizers_[b].SetUpdates(most, fewer);
+  }
 }
 
 absl::Status OwnedSlices::Fetch(bool states) {

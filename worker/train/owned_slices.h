@@ -79,8 +79,13 @@ class OwnedSlices {
   std::span<const Owned> weights() const { return weights_; }
   std::vector<Owned> State(int i);
   int states() const { return optimizers_.empty() ? 0 : optimizers_.front().states(); }
+  // The most that any element has made.
   int64_t updates() const { return optimizers_.empty() ? 0 : optimizers_.front().updates(); }
-  void set_updates(int64_t updates);
+  // Of the owned positions, in their order.
+  std::vector<UpdateCount> UpdateCounts() const;
+  // `counts`: in the order of the positions; the state of others is zero. Requires: no step is
+  // recorded.
+  void SetUpdates(std::span<const UpdateCount> counts);
 
   // Copies weights, and states if requested, to the host. Skips the weights if their mirror is
   // current. Blocks. Requires: no operation changes the slices.

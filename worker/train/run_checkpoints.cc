@@ -75,6 +75,75 @@ void ReportDifferences(const LoadedCheckpoint& loaded, const std::vector<Averagi
   }
 }
 
+// What SetUpdates takes.
+std::vector<UpdateCount> UpdatesIn(const v1::OptimizerManifest& manifest, int64_t size) {
+  std::vector<UpdateCount> counts;
+  for (const v1::FewerUpdates& each : manifest.fewer()) {
+    counts.push_back({{static_cast<int64_t>(each.begin()), static_cast<int64_t>(each.end())},
+                      static_cast<int64_t>(each.updates())});
+  }
+  std::sort(counts.begin(), counts.end(), [](const UpdateCount& a, const UpdateCount& b) {
+    return a.positions.begin < b.positions.begin;
+  });
+  std::vector<UpdateCount> all;
+  int64_t next = 0;
+  const auto add_others_until = [&](int64_t begin) {
+    if (next < begin) all.push_back({{next, begin}, static_cast<int64_t>(manifest.updates())});
+  };
+  for (const UpdateCount& each : counts) {
+    add_others_until(each.positions.begin);
+    all.push_back(each);
+    next = each.positions.end;
+  }
+  add_others_until(size);
+  return all;
+}
+
+// InvalidArgument, naming the field, unless the positions are disjoint and of the model.
+absl::Status CheckUpdates(const v1::OptimizerManifest& manifest, int64_t size) {
+  int64_t next = 0;
+  for (const UpdateCount& each : UpdatesIn(manifest, size)) {
+    const bool ordered = each.positions.begin >= next && !each.positions.empty() &&
+                         each.positions.end <= size && each.updates >= 0;
+    if (!ordered || each.updates > static_cast<int64_t>(manifest.updates())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("optimizer.fewer: positions ", each.positions.begin, " to ",
+                       each.positions.end, " with ", each.updates, " updates, in a model of ", size,
+                       " elements with ", manifest.updates(), " updates"));
+    }
+    next = each.positions.end;
+  }
+  return absl::OkStatus();
+}
+
+// A collective: the updates of all ranks' slices.
+absl::StatusOr<v1::OptimizerManifest> GroupUpdates(const OwnedSlices& slices, Communicator& group) {
+  v1::OptimizerManifest mine;
+  mine.set_updates(slices.updates());
+  for (const UpdateCount& each : slices.UpdateCounts()) {
+    v1::FewerUpdates& counted = *mine.add_fewer();
+    counted.set_begin(each.positions.begin);
+    counted.set_end(each.positions.end);
+    counted.set_updates(each.updates);
+  }
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                         GatherTexts(mine.SerializeAsString(), group));
+  v1::OptimizerManifest all;
+  for (const std::string& text : texts) {
+    v1::OptimizerManifest of_rank;
+    if (!of_rank.ParseFromString(text)) return absl::InternalError("malformed counts of updates");
+    all.set_updates(std::max(all.updates(), of_rank.updates()));
+    all.mutable_fewer()->MergeFrom(of_rank.fewer());
+  }
+  const auto is_most = [&](const v1::FewerUpdates& each) {
+    return each.updates() == all.updates();
+  };
+  all.mutable_fewer()->erase(
+      std::remove_if(all.mutable_fewer()->begin(), all.mutable_fewer()->end(), is_most),
+      all.mutable_fewer()->end());
+  return all;
+}
+
 }  // namespace
 
 absl::Status RunCheckpoints::Begin(const v1::Start& start,
@@ -92,7 +161,9 @@ absl::Status RunCheckpoints::Begin(const v1::Start& start,
   CADRE_RETURN_IF_ERROR(replica_.StoreOwned(/*states=*/true));
   if (loaded.manifest) {
     CADRE_RETURN_IF_ERROR(CheckManifest(loaded.path, *loaded.manifest, start.step()));
-    replica_.slices().set_updates(loaded.manifest->optimizer().updates());
+    const v1::OptimizerManifest& optimizer = loaded.manifest->optimizer();
+    CADRE_RETURN_IF_ERROR(Annotate(CheckUpdates(optimizer, replica_.index().size()), loaded.path));
+    replica_.slices().SetUpdates(UpdatesIn(optimizer, replica_.index().size()));
   }
   if (assignment_.shards_size() > 0) {
     CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_.GroupDigest());
@@ -183,10 +254,10 @@ absl::Status RunCheckpoints::Save(const Facts& facts, std::vector<AveragingState
   manifest.mutable_cursor()->set_epoch(facts.position / facts.train_samples);
   manifest.set_seed(spec.seed());
   manifest.set_run(assignment_.lineage());
-  manifest.mutable_optimizer()->set_updates(replica_.slices().updates());
+  Communicator& group = replica_.comms().All();
+  CADRE_ASSIGN_OR_RETURN(*manifest.mutable_optimizer(), GroupUpdates(replica_.slices(), group));
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   const int64_t keep = spec.checkpoint().keep();
-  Communicator& group = replica_.comms().All();
   std::string old_stay;
   const absl::Status saved = SaveCheckpoint(
       {.directory = spec.checkpoint().directory(), .keep = keep == 0 ? 2 : keep, .files = files_},

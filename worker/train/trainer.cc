@@ -113,12 +113,12 @@ class NativeModel final : public TrainedModel {
   bool has_states() const override { return replica_->slices().states() > 0; }
   StateVault::States States() override {
     OwnedSlices& slices = replica_->slices();
-    StateVault::States states{.updates = slices.updates()};
+    StateVault::States states{.updates = slices.UpdateCounts()};
     for (int i = 0; i < slices.states(); ++i) states.tensors.push_back(slices.State(i));
     return states;
   }
   void RestoreStates(const StateVault::States& states) override {
-    replica_->slices().set_updates(states.updates);
+    replica_->slices().SetUpdates(states.updates);
   }
   absl::Status AwaitOperations() override { return replica_->AwaitOperations(); }
   absl::Status CheckWeights() override { return replica_->CheckWeights(); }

@@ -116,6 +116,16 @@ TEST_P(DeviceUpdateTest, NonFiniteLossPreventsUpdate) {
   ExpectEqual();
 }
 
+TEST_P(DeviceUpdateTest, ElementsThatBeganLaterHaveTheirOwnCorrections) {
+  for (int i = 0; i < kSteps; ++i) ASSERT_NO_FATAL_FAILURE(Step(i, 1.5));
+  const std::vector<SliceOptimizer::Counted> fewer = {{{3, 5}, 1}, {{40, 90}, 0}};
+  for (SliceOptimizer* optimizer : {&on_host_, &on_device_}) {
+    optimizer->SetUpdates(kSteps, fewer);
+  }
+  for (int i = 0; i < kSteps; ++i) ASSERT_NO_FATAL_FAILURE(Step(kSteps + i, 1.5));
+  ExpectEqual();
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Rules, DeviceUpdateTest,
     testing::Values("sgd {}", "sgd { momentum: 0.9 weight_decay: 0.01 nesterov: true }",

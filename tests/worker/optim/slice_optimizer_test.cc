@@ -247,5 +247,40 @@ TEST(SliceOptimizer, ContinuesFromCopiedState) {
   EXPECT_EQ(weights, copy);
 }
 
+// The state of elements 20 to 40 is lost after three updates: it goes on as that of an optimizer
+// that begins there, and the others as if nothing had happened.
+TEST(SliceOptimizer, LostStateBeginsWithCorrectionsOfItsOwn) {
+  const SmallModel model;
+  auto kernels = MakeReferenceBackend();
+  const int64_t size = model.index.size();
+  const v1::Optimizer optimizer = OptimizerFrom("adamw { weight_decay: 0.01 }");
+  SlicedModel undisturbed(*kernels, optimizer, model, {0, size});
+  std::vector<float> expected = RandomValues(size, 1);
+  for (uint32_t step = 0; step < 3; ++step) {
+    undisturbed.Step(kRate, RandomValues(size, step), expected);
+  }
+  std::vector<float> weights = expected;
+  std::vector<float> begun = expected;
+  SlicedModel lossy(*kernels, optimizer, model, {0, size});
+  SlicedModel fresh(*kernels, optimizer, model, {0, size});
+  for (int s = 0; s < 2; ++s) {
+    std::copy_n(undisturbed.slice(0).state(s).begin(), size, lossy.slice(0).state(s).begin());
+    std::fill_n(lossy.slice(0).state(s).begin() + 20, 20, 0.0F);
+  }
+  lossy.slice(0).SetUpdates(3, std::vector<SliceOptimizer::Counted>{{{20, 40}, 0}});
+  for (uint32_t step = 3; step < 6; ++step) {
+    undisturbed.Step(kRate, RandomValues(size, step), expected);
+    lossy.Step(kRate, RandomValues(size, step), weights);
+    fresh.Step(kRate, RandomValues(size, step), begun);
+  }
+  std::copy_n(begun.begin() + 20, 20, expected.begin() + 20);
+  EXPECT_EQ(weights, expected);
+  const auto counted = lossy.slice(0).CountedUpdates();
+  ASSERT_EQ(counted.size(), 3U);
+  EXPECT_EQ(counted[1].elements, (Interval{20, 40}));
+  EXPECT_EQ(counted[1].updates, 3);
+  EXPECT_EQ(counted[2].updates, 6);
+}
+
 }  // namespace
 }  // namespace cadre

@@ -239,6 +239,48 @@ TEST_F(ContinuedTraining, DifferentStatesAreReported) {
   }
 }
 
+// Positions whose state had been lost keep their own number of updates.
+TEST_F(ContinuedTraining, UpdatesAreCountedByPosition) {
+  v1::RunSpec spec = SpecWith("");
+  spec.mutable_optimizer()->mutable_adamw();
+  DigestAfter(Saving("saved", spec), 1, 3);
+  const std::string path = PathOf("saved", 2) + "/manifest.textproto";
+  const auto edit = [&](uint64_t begin, uint64_t end) {
+    v1::CheckpointManifest manifest = *ReadManifest(path);
+    v1::FewerUpdates& fewer = *manifest.mutable_optimizer()->add_fewer();
+    fewer.set_begin(begin);
+    fewer.set_end(end);
+    fewer.set_updates(1);
+    ASSERT_EQ(WriteManifest(path, manifest), absl::OkStatus());
+  };
+  edit(3, 60);
+  for (const int ranks : {1, 2}) {
+    const std::string name = absl::StrCat("second-", ranks);
+    DigestAfter(Saving(name, From("saved", 2, spec)), ranks, 2);
+    const auto manifest = ReadManifest(PathOf(name, 3) + "/manifest.textproto");
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    EXPECT_EQ(manifest->optimizer().updates(), 3 * kSteps);
+    uint64_t elements = 0;
+    for (const v1::FewerUpdates& each : manifest->optimizer().fewer()) {
+      EXPECT_TRUE(each.begin() >= 3 && each.end() <= 60) << each.DebugString();
+      EXPECT_EQ(each.updates(), 1 + kSteps);
+      elements += each.end() - each.begin();
+    }
+    EXPECT_EQ(elements, 57U);
+  }
+  edit(59, 70);
+  FakeRun run(From("saved", 2, spec));
+  run.Train(1, 1,
+            [&](const v1::Assignment& assignment, RecordingControl& control,
+                std::unique_ptr<Transport> link) {
+              const TrainerOutcome outcome = TrainOneRank(assignment, control, std::move(link));
+              EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_CHECKPOINT);
+              EXPECT_THAT(outcome.status, IsError(absl::StatusCode::kInvalidArgument,
+                                                  "optimizer.fewer: positions 59 to 70"));
+              return TrainerOutcome{.status = absl::CancelledError("expected")};
+            });
+}
+
 // A checkpoint of a state that is damaged is not used, although only the shards use the state.
 TEST_F(ContinuedTraining, DamagedMomentumIsRefused) {
   DigestAfter(Saving("saved", SpecWith("outer { nesterov {} }")), 1, 3);

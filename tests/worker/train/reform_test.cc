@@ -113,6 +113,21 @@ TEST(Reform, OptimizerStatesSurvive) {
   }
 }
 
+// Worker 2, which knows nothing, takes the place of one that is lost.
+TEST(Reform, TheLossOfARankLosesNoStates) {
+  for (const std::string optimizer : {"sgd { momentum: 0.5 }", "adamw {}"}) {
+    v1::RunSpec spec = Spec(optimizer);
+    spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_STAT2);
+    TrainedRun whole(spec);
+    whole.Train({0, 1}, 5);
+    TrainedRun reformed(spec);
+    reformed.Train({0, 1}, 2);
+    reformed.Train({2, 1}, 1);
+    reformed.Train({2, 3}, 2);
+    EXPECT_EQ(reformed.digest(), whole.digest()) << optimizer;
+  }
+}
+
 // The contribution before the group is re-formed is included, but the group has not adopted its
 // version: what its code has left out is that of this contribution.
 TEST(Reform, WhatCodesLeaveOutSurvives) {
