@@ -130,6 +130,9 @@ class Cluster {
   void NoteLost(const std::string& host);
   // When a worker of each of these hosts was lost, if that is less than kReturn ago.
   const std::map<std::string, absl::Time>& lost_hosts() const { return lost_hosts_; }
+  // Whether a worker that the store does not name may still join: as long after a start as a lease,
+  // since it may have been lost before, or have joined after the store was copied.
+  bool AwaitsUnknownHost() const { return meta_.starts() > 1 && now_ < started_ + options_.lease; }
 
   // ---- Messages; dropped if the member has no stream
   void SendTo(absl::string_view member_id, const v1::CoordinatorMessage& message);

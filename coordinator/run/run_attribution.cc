@@ -151,7 +151,7 @@ size_t Run::CountHosts() const {
     const absl::Time failed = absl::FromUnixMillis(record.failed().last_ms());
     if (cluster_.now() - failed < kReturn) hosts.insert(key.first);
   }
-  return hosts.size();
+  return hosts.size() + (cluster_.AwaitsUnknownHost() ? 1 : 0);
 }
 
 void Run::RecordSuccess(Slot& slot) {

@@ -253,6 +253,20 @@ TEST_F(MachineFailuresTest, HostOfALostIdleWorkerMayReturn) {
   ExpectCountsForAWhile(idle, run);
 }
 
+// A worker that the store does not name was lost before the start, or has joined since the copy of
+// the store was made.
+TEST_F(MachineFailuresTest, UnknownHostHasALeaseToReturnAfterRestart) {
+  const std::string run = Begin(1, 1);
+  const std::map<std::string, std::string> copy = cluster_.store();
+  cluster_.AddWorker("later", "another-host").alive = false;
+  cluster_.RollBackStore(copy);
+  cluster_.Fail(cluster_.Lead(run, 0), "truncated", FAILURE_CAUSE_DATA);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
+  cluster_.Run(absl::Seconds(15));
+  cluster_.Fail(cluster_.Lead(run, 0), "truncated", FAILURE_CAUSE_DATA);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED) << "there is no other host";
+}
+
 // Two of three ranks hang at the same time: no majority accuses them.
 TEST_F(MachineFailuresTest, NamedWorkersAreTheLastChoice) {
   const std::string run = Begin(1, 3);
