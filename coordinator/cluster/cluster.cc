@@ -27,7 +27,6 @@
 #include "absl/strings/strip.h"
 #include "base/peer_text.h"
 #include "base/protocol.h"
-#include "base/secret_key.h"
 #include "coordinator/cluster/device_match.h"
 #include "coordinator/store/keys.h"
 #include "model/validate.h"
@@ -76,45 +75,6 @@ std::string MissingField(const v1::Hello& hello) {
 
 }  // namespace
 
-void Cluster::Restore(const v1::MetaRecord& meta) {
-  meta_ = meta;
-  // The lower half of all numbers is enough for gaps, even if the coordinator starts often.
-  if (meta_.starts() > 0 && meta_.generation() <= kMaxReportedNumber) {
-    const uint32_t gap = meta_.backup() ? kBackupGap : kGenerationGap;
-    const uint32_t at = absl::ToUnixMillis(now_) % gap;
-    meta_.set_generation(meta_.generation() + gap + at);
-  }
-  if (meta_.backup()) meta_.set_run(meta_.run() + kBackupRuns);
-  meta_.clear_backup();
-  meta_.set_starts(meta_.starts() + 1);
-  meta_.set_epoch(std::max(meta_.epoch() + 1, static_cast<uint64_t>(absl::ToUnixMillis(now_))));
-  if (meta_.key_seed().empty()) meta_.set_key_seed(options_.key_seed);
-  out_.SetEpoch(meta_.epoch());
-  available_at_ = now_;
-  meta_changed_ = true;
-  Report(v1::EVENT_KIND_COORDINATOR_STARTED,
-         absl::StrCat("the coordinator has started, start ", meta_.starts(), " with this store"));
-}
-
-void Cluster::Report(v1::EventKind kind, absl::string_view text) { ReportRun(kind, "", text); }
-
-void Cluster::ReportRun(v1::EventKind kind, absl::string_view run, absl::string_view text) {
-  v1::ClusterEvent event;
-  event.set_kind(kind);
-  event.set_run(std::string(run));
-  event.set_text(std::string(text));
-  event_log_.Add(std::move(event), now_, out_);
-}
-
-void Cluster::ReportGroup(v1::EventKind kind, const v1::RankSlot& group, absl::string_view text) {
-  v1::ClusterEvent event;
-  event.set_kind(kind);
-  event.set_run(group.run());
-  event.set_group(group.group());
-  event.set_text(std::string(text));
-  event_log_.Add(std::move(event), now_, out_);
-}
-
 void Cluster::ReportMember(v1::EventKind kind, const Member& member, absl::string_view text) {
   v1::ClusterEvent event;
   event.set_kind(kind);
@@ -124,52 +84,7 @@ void Cluster::ReportMember(v1::EventKind kind, const Member& member, absl::strin
   }
   event.set_member(member.record.name());
   event.set_text(std::string(text));
-  event_log_.Add(std::move(event), now_, out_);
-}
-
-void Cluster::SetLimitReached(const std::string& limit) {
-  limit_reached_ = limit;
-  if (!limit.empty()) Count("limits_reached");
-  Report(v1::EVENT_KIND_COORDINATOR_LIMIT,
-         limit.empty() ? "the coordinator has room for connections again" : limit);
-}
-
-void Cluster::Begin(absl::Time now) {
-  now_ = std::max(now_, now);
-  if (started_ == absl::InfinitePast()) started_ = now_;
-}
-
-std::vector<Action> Cluster::Take() {
-  UpdateIdle();
-  if (std::exchange(meta_changed_, false)) out_.Put(kMetaKey, meta_);
-  return out_.Take();
-}
-
-uint32_t Cluster::NewGeneration() {
-  meta_changed_ = true;
-  meta_.set_generation(meta_.generation() + 1);
-  return meta_.generation();
-}
-
-std::string Cluster::KeyOf(uint32_t generation) const {
-  return KeyBytes(DeriveKey(meta_.key_seed(), absl::StrCat("generation ", generation)));
-}
-
-uint32_t Cluster::NewRun() {
-  meta_changed_ = true;
-  meta_.set_run(meta_.run() + 1);
-  return meta_.run();
-}
-
-void Cluster::NoteRemovedRun(uint32_t run) {
-  meta_changed_ = true;
-  meta_.set_removed_run(std::max(meta_.removed_run(), run));
-}
-
-void Cluster::SkipNumbers(uint32_t generation, uint32_t run) {
-  meta_changed_ = true;
-  meta_.set_generation(std::max(meta_.generation(), generation));
-  meta_.set_run(std::max(meta_.run(), run));
+  Report(std::move(event));
 }
 
 std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v1::Hello& hello) {
@@ -220,13 +135,11 @@ std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v
 }
 
 Member& Cluster::AddMember(const v1::Hello& hello) {
-  meta_.set_member(meta_.member() + 1);
-  meta_changed_ = true;
   v1::MemberRecord record;
-  record.set_member_id(absl::StrCat(hello.role() == v1::ROLE_WORKER ? "w" : "a", meta_.member()));
+  record.set_member_id(absl::StrCat(hello.role() == v1::ROLE_WORKER ? "w" : "a", NewMember()));
   record.set_role(hello.role());
   record.set_name(hello.name());
-  return members_.Add(record, now_);
+  return members_.Add(record, now());
 }
 
 void Cluster::Update(Member& member, const v1::Hello& hello) {
@@ -245,7 +158,7 @@ void Cluster::Update(Member& member, const v1::Hello& hello) {
   // A reconnect usually leaves the record unchanged; it is then not written again.
   if (MessageDifferencer::Equals(record, member.record)) return;
   members_.Update(member, record);
-  out_.Put(MemberKey(member.id()), record);
+  out().Put(MemberKey(member.id()), record);
 }
 
 void Cluster::SetProgramEnded(Member& member, const std::string& reason) {
@@ -253,20 +166,20 @@ void Cluster::SetProgramEnded(Member& member, const std::string& reason) {
   v1::MemberRecord record = member.record;
   record.set_program_ended(reason);
   members_.Update(member, record);
-  out_.Put(MemberKey(member.id()), record);
+  out().Put(MemberKey(member.id()), record);
 }
 
 void Cluster::Welcome(Member& member, ConnectionId connection) {
   member.awaited.clear();
   // A half-open stream of the same process may still exist.
-  const ConnectionId before = members_.Attach(member, connection, now_);
-  if (before != 0) out_.End(before, absl::AbortedError("the member opened another stream"));
+  const ConnectionId before = members_.Attach(member, connection, now());
+  if (before != 0) out().End(before, absl::AbortedError("the member opened another stream"));
   v1::CoordinatorMessage message;
   v1::Welcome& welcome = *message.mutable_welcome();
   welcome.set_member_id(member.id());
   welcome.set_lease_ms(absl::ToInt64Milliseconds(options_.lease));
   welcome.set_heartbeat_ms(absl::ToInt64Milliseconds(options_.heartbeat));
-  out_.SendTo(connection, std::move(message));
+  out().SendTo(connection, std::move(message));
   SendDrain(member);
 }
 
@@ -280,7 +193,7 @@ void Cluster::SendDrain(const Member& member) {
   // 0 would leave the limit to the process.
   constexpr absl::Duration kShortest = absl::Milliseconds(1);
   if (*until != absl::InfiniteFuture()) {
-    drain.set_seconds(absl::ToDoubleSeconds(std::max(*until - now_, kShortest)));
+    drain.set_seconds(absl::ToDoubleSeconds(std::max(*until - now(), kShortest)));
   }
   SendTo(member.id(), message);
 }
@@ -307,10 +220,10 @@ void Cluster::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
   if (heartbeat.activity() == v1::ACTIVITY_UNSPECIFIED || heartbeat.progress() != hung.progress) {
     member.hung.reset();
     UpdateIdle(member);
-  } else if (!hung.recorded && now_ >= hung.since + kReleaseTime) {
+  } else if (!hung.recorded && now() >= hung.since + kReleaseTime) {
     hung.recorded = true;
     standings_.Fail(WorkerOf(member), v1::FAILURE_CAUSE_STALLED,
-                    "its training thread does not react", now_);
+                    "its training thread does not react", now());
   }
 }
 
@@ -330,7 +243,7 @@ void Cluster::RecordDelayedOrders(Member& member, const v1::Heartbeat& heartbeat
       event.set_run(order.run());
       event.set_member(member.record.name());
       event.set_text(DelayText(member, order));
-      event_log_.Add(std::move(event), now_, out_);
+      Report(std::move(event));
     }
     delayed.push_back(order);
   }
@@ -370,23 +283,14 @@ void Cluster::Refuse(ConnectionId connection, v1::Refusal refusal, absl::string_
   v1::CoordinatorMessage message;
   message.mutable_refused()->set_refusal(refusal);
   message.mutable_refused()->set_reason(std::string(reason));
-  out_.SendTo(connection, std::move(message));
-  out_.End(connection, absl::FailedPreconditionError(reason));
+  out().SendTo(connection, std::move(message));
+  out().End(connection, absl::FailedPreconditionError(reason));
   Close(connection);
 }
 
 void Cluster::Close(ConnectionId connection) {
   const Member* const member = members_.Detach(connection);
   if (member != nullptr) closed_.push_back(member->id());
-}
-
-void Cluster::Count(absl::string_view name, uint64_t amount) {
-  (*meta_.mutable_counters())[std::string(name)] += amount;
-  meta_changed_ = true;
-}
-
-void Cluster::CountRefusal(v1::Refusal refusal) {
-  Count(absl::StrCat("refused_", EnumText(refusal)));
 }
 
 std::optional<Member> Cluster::Remove(const std::string& member_id, absl::string_view reason) {
@@ -398,16 +302,16 @@ std::optional<Member> Cluster::Remove(const std::string& member_id, absl::string
       v1::EVENT_KIND_MEMBER_LEFT, member,
       absl::StrCat(member.worker() ? "worker " : "aggregator ", member.record.name(), " ", reason));
   if (member.connected()) {
-    out_.End(member.connection, absl::AbortedError(absl::StrCat(member_id, " ", reason)));
+    out().End(member.connection, absl::AbortedError(absl::StrCat(member_id, " ", reason)));
   }
   members_.Remove(member_id);
-  out_.EraseOne(MemberKey(member_id));
+  out().EraseOne(MemberKey(member_id));
   return member;
 }
 
 void Cluster::NoteLost(const std::string& host) {
-  std::erase_if(lost_hosts_, [&](const auto& lost) { return now_ - lost.second >= kReturn; });
-  lost_hosts_[host] = now_;
+  std::erase_if(lost_hosts_, [&](const auto& lost) { return now() - lost.second >= kReturn; });
+  lost_hosts_[host] = now();
 }
 
 void Cluster::KeepCounters(Member& member) {
@@ -419,7 +323,7 @@ void Cluster::KeepCounters(Member& member) {
 
 void Cluster::SendTo(absl::string_view member_id, const v1::CoordinatorMessage& message) {
   const Member* const member = members_.Find(member_id);
-  if (member != nullptr && member->connected()) out_.SendTo(member->connection, message);
+  if (member != nullptr && member->connected()) out().SendTo(member->connection, message);
 }
 
 void Cluster::SendRelease(absl::string_view member_id, const v1::RankSlot& place,
@@ -443,7 +347,7 @@ std::vector<std::string> Cluster::IdleByHost() const {
   std::map<uint32_t, Level> by_marks;
   for (const std::string& id : members_.idle()) {
     const Member& member = *members_.Find(id);
-    Level& level = by_marks[standings_.CountMarks(WorkerOf(member), now_)];
+    Level& level = by_marks[standings_.CountMarks(WorkerOf(member), now())];
     std::vector<std::string>& workers = level.on[member.record.host()];
     if (workers.empty()) level.hosts.push_back(member.record.host());
     workers.push_back(id);
@@ -502,14 +406,14 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
   if (keys.empty() && by_id != nullptr && by_id->worker()) match(*by_id);
   if (keys.empty()) {
     const bool aggregator = cordon.drain && by_id != nullptr && !by_id->worker();
-    out_.Reply({.request = cordon.request,
-                .status = aggregator
-                              ? absl::FailedPreconditionError(absl::StrCat(
-                                    "'", cordon.member,
-                                    "' is an aggregator: the shards that it stores stay there "
-                                    "until their runs end"))
-                              : absl::NotFoundError(absl::StrCat("no such worker or host: '",
-                                                                 cordon.member, "'"))});
+    out().Reply({.request = cordon.request,
+                 .status = aggregator
+                               ? absl::FailedPreconditionError(absl::StrCat(
+                                     "'", cordon.member,
+                                     "' is an aggregator: the shards that it stores stay there "
+                                     "until their runs end"))
+                               : absl::NotFoundError(absl::StrCat("no such worker or host: '",
+                                                                  cordon.member, "'"))});
     return;
   }
   Report(v1::EVENT_KIND_OPERATOR,
@@ -524,7 +428,7 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
     }
   }
   // NaN is no limit either.
-  const absl::Time until = cordon.drain_seconds > 0 ? now_ + absl::Seconds(cordon.drain_seconds)
+  const absl::Time until = cordon.drain_seconds > 0 ? now() + absl::Seconds(cordon.drain_seconds)
                                                     : absl::InfiniteFuture();
   for (const std::string& id : ids) {
     if (!cordon.drain) break;
@@ -532,7 +436,7 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
     standings_.Drain(WorkerOf(member), member.record.incarnation(), until);
     SendDrain(member);
   }
-  out_.Reply({.request = cordon.request, .members = std::move(ids)});
+  out().Reply({.request = cordon.request, .members = std::move(ids)});
 }
 
 // Failures and cordons are rare, so all members are visited when a record has changed.
@@ -542,20 +446,20 @@ void Cluster::UpdateIdle() {
     const std::string record_key = StandingKey(key.first, key.second);
     const auto found = standings_.records().find(key);
     if (found == standings_.records().end()) {
-      out_.EraseOne(record_key);
+      out().EraseOne(record_key);
     } else {
-      out_.Put(record_key, found->second);
+      out().Put(record_key, found->second);
     }
   }
-  if (changed.empty() && now_ < available_at_) return;
+  if (changed.empty() && now() < available_at_) return;
   available_at_ = absl::InfiniteFuture();
   for (const auto& [id, member] : members_.all()) UpdateIdle(*members_.Find(id));
 }
 
 void Cluster::UpdateIdle(Member& member) {
   const absl::Time at = standings_.AvailableAt(WorkerOf(member));
-  if (at > now_) available_at_ = std::min(available_at_, at);
-  members_.Exclude(member, at > now_ || member.hung.has_value());
+  if (at > now()) available_at_ = std::min(available_at_, at);
+  members_.Exclude(member, at > now() || member.hung.has_value());
 }
 
 std::string Cluster::ExcludedWorkers() const {
@@ -573,64 +477,8 @@ size_t Cluster::CountTrusted(v1::Cluster::Device kind, v1::RunSpec::Precision pr
   return std::count_if(idle.begin(), idle.end(), [&](const std::string& id) {
     const Member& member = *members_.Find(id);
     return !member.record.has_reservation() && member.record.device_kind() == kind &&
-           Supports(member.record, precision) && standings_.IsTrusted(WorkerOf(member), now_);
+           Supports(member.record, precision) && standings_.IsTrusted(WorkerOf(member), now());
   });
-}
-
-void Cluster::FillStatus(absl::Time now, v1::StatusReply& reply) const {
-  v1::CoordinatorStatus& coordinator = *reply.mutable_coordinator();
-  coordinator.set_version(options_.version);
-  coordinator.set_protocol(options_.protocol);
-  if (started_ != absl::InfinitePast()) {
-    coordinator.set_uptime_seconds(absl::ToDoubleSeconds(now - started_));
-  }
-  coordinator.set_starts(meta_.starts());
-  coordinator.set_insecure(options_.insecure);
-  coordinator.set_exhausted(limit_reached_);
-  // Aggregators count what they refuse themselves and report the sums in their heartbeats.
-  auto& counters = *reply.mutable_counters();
-  counters = meta_.counters();
-  for (const auto& [id, member] : members_.all()) {
-    for (const auto& [name, value] : member.counters) {
-      if (absl::StartsWith(name, "refused_")) counters[name] += value;
-    }
-  }
-  for (const auto& [key, record] : standings_.records()) {
-    if (!key.second.empty()) continue;
-    v1::HostStatus& host = *reply.add_hosts();
-    host.set_host(key.first);
-    *host.mutable_standing() = Standings::StatusOf(record, now);
-    if (record.cordoned() && record.failed().failures() == 0) {
-      host.mutable_standing()->set_reason("cordoned");
-    }
-  }
-}
-
-v1::MemberStatus Cluster::StatusOf(const Member& member, absl::Time now) const {
-  v1::MemberStatus status;
-  status.set_member_id(member.id());
-  status.set_name(member.record.name());
-  status.set_host(member.record.host());
-  status.set_address(member.record.address());
-  status.set_device(member.record.device());
-  status.set_heartbeat_age_seconds(std::max(0.0, absl::ToDoubleSeconds(now - member.last_heard)));
-  status.set_connected(member.connected());
-  if (member.place.has_value()) *status.mutable_place() = *member.place;
-  for (const auto& [name, value] : member.counters) (*status.mutable_counters())[name] = value;
-  if (!member.worker()) return status;
-  const Standings::Worker worker = WorkerOf(member);
-  status.set_cordoned(standings_.IsCordoned(worker));
-  for (const Standings::Key& key :
-       {Standings::Key(worker.host, worker.name), Standings::Key(worker.host, "")}) {
-    const auto found = standings_.records().find(key);
-    if (found == standings_.records().end()) continue;
-    const v1::Standing standing = Standings::StatusOf(found->second, now);
-    const bool own = !key.second.empty() && standing.failures() > 0;
-    if (own || standing.wait_seconds() > status.standing().wait_seconds()) {
-      *status.mutable_standing() = standing;
-    }
-  }
-  return status;
 }
 
 }  // namespace cadre

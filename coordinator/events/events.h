@@ -50,7 +50,7 @@ struct MessageRefused {
 // Answered by Replied with the id of the new run.
 struct SubmitRun {
   RequestId request = 0;
-  // Requires: Machine::CheckSpec accepts it.
+  // Requires: CheckSpec (coordinator/machine/runs.h) accepts it.
   v1::RunSpec spec;
   // Random number that makes the lineage of the run (the id of its model's history) unique.
   uint64_t lineage_seed = 0;

@@ -195,7 +195,7 @@ absl::Status CoordinatorService::CheckSubmit(const v1::SubmitRequest& request) c
     return absl::InvalidArgumentError(
         absl::StrCat("name: is '", name, "', which has the form of a run's id; give another one"));
   }
-  return Machine::CheckSpec(options_.machine, request.spec());
+  return CheckSpec(options_.machine, request.spec());
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext*,

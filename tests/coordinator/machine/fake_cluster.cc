@@ -218,7 +218,7 @@ void FakeCluster::Deliver() {
 
 std::string FakeCluster::Submit(const v1::RunSpec& spec, bool join_existing, bool join_ended) {
   last_run.clear();
-  last_status = Machine::CheckSpec(options_, spec);
+  last_status = CheckSpec(options_, spec);
   if (!last_status.ok()) return "";
   Do(SubmitRun{.request = ++last_request_,
                .spec = spec,

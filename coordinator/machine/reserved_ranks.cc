@@ -1,18 +1,10 @@
-// Programs with a training loop of their own (Reservation), and what ends them. Part of Machine.
-//
-// The ranks of a program are started together and wait for each other, so a rank that will not come
-// back ends all of them: it has left, or what it sent was refused and would be refused again, or
-// its lease has expired and it has not returned within a limit, while others waited for it. A rank
-// that is disconnected at that time learns it when it returns, also from a coordinator that was
-// restarted meanwhile, and so does one that joins only then.
+#include "coordinator/machine/reserved_ranks.h"
+
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/machine/machine.h"
 #include "coordinator/run/run_rules.h"
-#include "coordinator/store/keys.h"
 
 namespace cadre {
 namespace {
@@ -24,8 +16,21 @@ constexpr absl::Duration kMinRankReturn = absl::Minutes(1);
 
 }  // namespace
 
+bool ReservedRanks::Refuse(ConnectionId connection, const v1::Hello& hello) {
+  const Member* const other = OtherOfRank(hello);
+  if (other == nullptr) return false;
+  const v1::Reservation& reservation = hello.reservation();
+  cluster_.Refuse(
+      connection, v1::REFUSAL_MALFORMED,
+      absl::StrCat("rank ", reservation.rank(), " of ", reservation.ranks(), " of program ",
+                   reservation.program(), " is the process '", hello.name(), "' on ", hello.host(),
+                   ", but also '", other->record.name(), "' on ", other->record.host(), ", of ",
+                   other->record.reservation().ranks(), " ranks, which is connected"));
+  return true;
+}
+
 // Another process that is connected as the same rank of a program, or with another number of ranks.
-const Member* Machine::OtherOfRank(const v1::Hello& hello) const {
+const Member* ReservedRanks::OtherOfRank(const v1::Hello& hello) const {
   const v1::Reservation& reservation = hello.reservation();
   if (!hello.has_reservation()) return nullptr;
   for (const std::string& id : cluster_.members().RanksOf(reservation.program())) {
@@ -39,41 +44,15 @@ const Member* Machine::OtherOfRank(const v1::Hello& hello) const {
   return nullptr;
 }
 
-void Machine::OnGoodbye(const Member& member, const v1::Goodbye& goodbye) {
-  // Copied, because Drop destroys the member that owns it.
-  const v1::MemberRecord left = member.record;
-  Drop(left.member_id(), absl::StrCat("left: ", goodbye.reason()), kReleased);
-  if (!left.has_reservation()) return;
-  Run* const run = LiveRunOf(left.reservation());
-  if (run == nullptr) return;  // it has ended, and its ranks leave
-  if (goodbye.finished()) run->OnLoopEnded();
-  if (left.reservation().ranks() == 1) return;
-  EndProgram(left.reservation().program(),
-             absl::StrCat("rank ", left.reservation().rank(),
-                          " of this program has left: ", goodbye.reason()));
-}
-
-// The member would send the message again after each reconnect. Without its rank it does not.
-void Machine::OnRefused(const Cluster::RefusedMessage& refused) {
-  const Member* const member = cluster_.members().Find(refused.member_id);
-  if (member == nullptr || !member->place.has_value()) return;
-  const std::string reason = absl::StrCat("a message was refused: ", refused.reason);
-  const v1::Reservation reservation = member->record.reservation();
-  Visit(member->place->run())->FailRefused(*member, reason);
-  if (member->record.has_reservation()) {
-    EndProgram(reservation.program(),
-               absl::StrCat("rank ", reservation.rank(), " of this program: ", reason));
+void ReservedRanks::OnJoined(Member& rank, bool known) {
+  const v1::Reservation& reservation = rank.record.reservation();
+  if (!known) {
+    cluster_.programs().OnJoined(reservation, ReturnLimit(reservation), cluster_.out());
   }
+  SendIfEnded(rank);
 }
 
-Run* Machine::LiveRunOf(const v1::Reservation& reservation) {
-  for (auto& [number, run] : runs_) {
-    if (run.live() && run.IsReserved(reservation)) return &run;
-  }
-  return nullptr;
-}
-
-void Machine::SendMissingRanks(const std::string& program) {
+void ReservedRanks::SendMissingRanks(const std::string& program) {
   const Membership::Ids& ranks = cluster_.members().RanksOf(program);
   if (ranks.empty()) return;
   // The same for all ranks of a program, which may be thousands.
@@ -82,23 +61,23 @@ void Machine::SendMissingRanks(const std::string& program) {
   for (const std::string& id : ranks) SendWaiting(*cluster_.members().Find(id), missing);
 }
 
-void Machine::SendReasonOfRun(Member& rank) {
+void ReservedRanks::SendReasonOfRun(Member& rank) {
   const v1::Reservation& reservation = rank.record.reservation();
   // Otherwise the rank was sent which ranks are missing.
-  const bool complete = rank.record.has_reservation() &&
-                        cluster_.members().RanksOf(reservation.program()).size() ==
-                            reservation.ranks();
+  const bool complete =
+      rank.record.has_reservation() &&
+      cluster_.members().RanksOf(reservation.program()).size() == reservation.ranks();
   if (complete) SendWaiting(rank, cluster_.programs().MissingRanks(reservation));
 }
 
 // A rank that has lost its stream forgets what it was sent.
-void Machine::SendWaiting(Member& rank, const std::string& missing) {
+void ReservedRanks::SendWaiting(Member& rank, const std::string& missing) {
   const v1::Reservation& reservation = rank.record.reservation();
   std::string awaited;
-  const bool waits = rank.connected() && !rank.place.has_value() &&
-                     rank.record.program_ended().empty();
+  const bool waits =
+      rank.connected() && !rank.place.has_value() && rank.record.program_ended().empty();
   if (waits) {
-    const Run* const run = LiveRunOf(reservation);
+    const Run* const run = runs_.LiveRunOf(reservation);
     awaited = !missing.empty() ? absl::StrCat("waiting for ", missing)
               : run == nullptr ? "waiting for the run: the coordinator has none of this id or name"
                                : run->WaitReasonForPrograms();
@@ -109,17 +88,17 @@ void Machine::SendWaiting(Member& rank, const std::string& missing) {
   cluster_.SendTo(rank.id(), message);
 }
 
-absl::Time Machine::ReturnLimit(const v1::Reservation& reservation) {
-  const Run* const run = LiveRunOf(reservation);
+absl::Time ReservedRanks::ReturnLimit(const v1::Reservation& reservation) {
+  const Run* const run = runs_.LiveRunOf(reservation);
   return cluster_.now() +
          std::max(kMinRankReturn, run == nullptr ? kMinRankReturn : RejoinWait(run->spec()));
 }
 
-void Machine::RenewReturnLimits() {
+void ReservedRanks::RenewLimits() {
   cluster_.programs().SetLimits([this](const v1::Reservation& rank) { return ReturnLimit(rank); });
 }
 
-void Machine::OnRankLost(const Member& member) {
+void ReservedRanks::OnLost(const Member& member) {
   const v1::Reservation& reservation = member.record.reservation();
   if (reservation.ranks() <= 1 || !member.record.program_ended().empty()) return;
   const Membership::Ids& ranks = cluster_.members().RanksOf(reservation.program());
@@ -129,21 +108,17 @@ void Machine::OnRankLost(const Member& member) {
   if (!replaced) cluster_.programs().AddLost(member, ReturnLimit(reservation), cluster_.out());
 }
 
-void Machine::OnRankJoined(const v1::Reservation& reservation) {
-  cluster_.programs().OnJoined(reservation, ReturnLimit(reservation), cluster_.out());
-}
-
-void Machine::EndIncompletePrograms() {
+void ReservedRanks::EndIncomplete() {
   Programs& programs = cluster_.programs();
   // As for leases, the coordinator does not count time in which it received nothing.
-  if (cluster_.members().IsCutOff(cluster_.now())) return RenewReturnLimits();
+  if (cluster_.members().IsCutOff(cluster_.now())) return RenewLimits();
   for (const Programs::LostRank& lost : programs.Due(cluster_.now())) {
     const v1::Reservation& reservation = lost.record.reservation();
     const Membership::Ids& ranks = cluster_.members().RanksOf(reservation.program());
     const bool awaited = std::any_of(ranks.begin(), ranks.end(), [&](const std::string& id) {
       return cluster_.members().Find(id)->connected();
     });
-    Run* const run = LiveRunOf(reservation);
+    Run* const run = runs_.LiveRunOf(reservation);
     if (ranks.empty()) {
       programs.SetLimit(reservation.program(), absl::InfiniteFuture());
     } else if (!awaited || run == nullptr) {
@@ -152,18 +127,17 @@ void Machine::EndIncompletePrograms() {
     } else if (programs.ReasonOfEnd(reservation.program()) == nullptr) {
       const std::string reason =
           absl::StrCat(Programs::Describe(lost), " of this program has not returned");
-      EndProgram(reservation.program(), reason);
-      run->AddWarning(absl::StrCat("a program of ", reservation.ranks(),
-                                   " ranks was ended: ", Programs::Describe(lost),
-                                   " has not returned"));
-      unsettled_.insert(run->number());
+      End(reservation.program(), reason);
+      run->AddWarning(absl::StrCat("a program of ", reservation.ranks(), " ranks was ended: ",
+                                   Programs::Describe(lost), " has not returned"));
+      runs_.Visit(*run);
     } else {
       programs.Forget(reservation.program(), cluster_.out());
     }
   }
 }
 
-void Machine::EndProgram(const std::string& program, const std::string& reason) {
+void ReservedRanks::End(const std::string& program, const std::string& reason) {
   cluster_.programs().NoteEnded(program, reason);
   cluster_.programs().Forget(program, cluster_.out());
   // Copied, because the records of its ranks change.
@@ -171,9 +145,9 @@ void Machine::EndProgram(const std::string& program, const std::string& reason) 
   for (const std::string& id : ranks) SendIfEnded(*cluster_.members().Find(id));
 }
 
-void Machine::SendIfEnded(Member& worker) {
+void ReservedRanks::SendIfEnded(Member& worker) {
   const Run* run = nullptr;
-  for (const auto& [number, one] : runs_) {
+  for (const auto& [number, one] : runs_.all()) {
     if (!one.IsReserved(worker.record.reservation())) continue;
     run = &one;
     if (one.live()) break;
