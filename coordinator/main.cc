@@ -152,30 +152,24 @@ int Serve(const Credentials& credentials) {
   absl::Status failure;
   absl::Notification failed;
   Loop::Options options = MakeOptions(planning);
-  // A coordinator that cannot write its store must not decide anything: it ends and is restarted.
-  options.on_failure = [&](const absl::Status& status) {
+  const auto end = [&](const absl::Status& status) {
     if (failed.HasBeenNotified()) return;
     failure = status;
     failed.Notify();
     RequestTermination();
   };
+  // A coordinator that cannot write its store must not decide anything: it ends and is restarted.
+  options.on_failure = end;
   // One that accepts no connections loses its members one after another; the event is stored before
   // it ends.
   options.find_limit = [&] {
     const absl::Status accepting = CheckAccepting();
-    if (accepting.ok()) return std::string(CheckFreeDescriptor().message());
-    if (!failed.HasBeenNotified()) {
-      failure = accepting;
-      failed.Notify();
-      RequestTermination();
-    }
-    return std::string(accepting.message());
+    if (!accepting.ok()) end(accepting);
+    return std::string((accepting.ok() ? CheckFreeDescriptor() : accepting).message());
   };
   CoordinatorService service(std::move(options), credentials);
-  if (const absl::Status started = service.Start(store->get(), FLAGS_store + ".backup");
-      !started.ok()) {
-    return Fail(started);
-  }
+  const absl::Status started = service.Start(store->get(), FLAGS_store + ".backup");
+  if (!started.ok()) return Fail(started);
   auto daemon = Daemon::Start({.listen = FLAGS_listen,
                                .credentials = credentials,
                                .insecure = FLAGS_insecure,
@@ -186,19 +180,19 @@ int Serve(const Credentials& credentials) {
   if (!daemon.ok()) return Fail(daemon.status());
   std::unique_ptr<HttpServer> metrics;
   if (!FLAGS_metrics_listen.empty()) {
-    auto started = StartMetrics(service, **daemon, credentials);
-    if (!started.ok()) return Fail(started.status());
-    metrics = *std::move(started);
+    auto server = StartMetrics(service, **daemon, credentials);
+    if (!server.ok()) return Fail(server.status());
+    metrics = *std::move(server);
     LOG(INFO) << "metrics on http://" << metrics->address() << "/metrics";
   }
   std::unique_ptr<Dashboard> dashboard;
   if (!FLAGS_dashboard_listen.empty()) {
-    auto started = Dashboard::Start({.listen = FLAGS_dashboard_listen,
-                                     .insecure = FLAGS_insecure,
-                                     .hosts = AllValues("dashboard_host")},
-                                    service);
-    if (!started.ok()) return Fail(started.status());
-    dashboard = *std::move(started);
+    auto page = Dashboard::Start({.listen = FLAGS_dashboard_listen,
+                                  .insecure = FLAGS_insecure,
+                                  .hosts = AllValues("dashboard_host")},
+                                 service);
+    if (!page.ok()) return Fail(page.status());
+    dashboard = *std::move(page);
     LOG(INFO) << "dashboard on http://" << dashboard->address() << "/";
   }
   LOG(INFO) << "listening on " << (*daemon)->address() << ", store " << FLAGS_store;
