@@ -170,87 +170,103 @@ TEST(MembershipTest, AlternatingStallsDoNotKeepALostMember) {
   EXPECT_THAT(members.Expired(now), ElementsAre("w1"));
 }
 
-// The indexes equal a walk over all members after random operations.
-TEST(MembershipTest, IndexesEqualWalk) {
-  Membership members(kLease);
-  uint64_t counter = 0;
-  const auto dice = [&](uint64_t sides) {
-    return RandomBits(1, RandomStream::kTest, 0, ++counter) % sides;
-  };
-  const auto text = [](absl::string_view prefix, uint64_t number) {
-    return absl::StrCat(prefix, number);
-  };
-  absl::Time now = kStart;
-  absl::Time heard = kStart;
-  uint64_t last_id = 0;
-  ConnectionId last_connection = 0;
-  for (int step = 0; step < 4000; ++step) {
-    now += absl::Milliseconds(dice(50));
+std::string HostName(uint64_t number) { return absl::StrCat("host", number); }
+
+// A membership that changes at random.
+class RandomMembership {
+ public:
+  // Performs one operation.
+  void Step() {
+    now_ += absl::Milliseconds(Dice(50));
     std::vector<std::string> ids;
-    for (const auto& [id, member] : members.all()) ids.push_back(id);
-    Member* const member = ids.empty() ? nullptr : members.Find(ids[dice(ids.size())]);
-    const uint64_t operation = dice(7);
+    for (const auto& [id, member] : members_.all()) ids.push_back(id);
+    Member* const member = ids.empty() ? nullptr : members_.Find(ids[Dice(ids.size())]);
+    const uint64_t operation = Dice(7);
     if (member == nullptr || (operation == 0 && ids.size() < 30)) {
-      const bool worker = dice(4) != 0;
-      const std::string id = text(worker ? "w" : "a", ++last_id);
-      v1::MemberRecord record = Record(id, worker ? v1::ROLE_WORKER : v1::ROLE_AGGREGATOR,
-                                       worker ? text("name", dice(5)) : id, text("p", last_id));
-      record.set_host(text("host", dice(3)));
-      record.set_device_kind(dice(2) == 0 ? v1::Cluster::CPU : v1::Cluster::CUDA);
-      members.Add(record, now);
-      heard = now;
+      const bool worker = Dice(4) != 0;
+      const std::string id = absl::StrCat(worker ? "w" : "a", ++last_id_);
+      v1::MemberRecord record =
+          Record(id, worker ? v1::ROLE_WORKER : v1::ROLE_AGGREGATOR,
+                 worker ? absl::StrCat("name", Dice(5)) : id, absl::StrCat("p", last_id_));
+      record.set_host(HostName(Dice(3)));
+      record.set_device_kind(Dice(2) == 0 ? v1::Cluster::CPU : v1::Cluster::CUDA);
+      members_.Add(record, now_);
+      heard_ = now_;
     } else if (operation == 1) {
-      members.Remove(std::string(member->id()));
+      members_.Remove(std::string(member->id()));
     } else if (operation == 2) {
-      members.AddPending(++last_connection, now);
-      members.Attach(*member, last_connection, now);
-      heard = now;
+      members_.AddPending(++last_connection_, now_);
+      members_.Attach(*member, last_connection_, now_);
+      heard_ = now_;
     } else if (operation == 3) {
-      members.Detach(member->connection);
+      members_.Detach(member->connection);
     } else if (operation == 4) {
-      members.Renew(*member, now);
-      heard = now;
+      members_.Renew(*member, now_);
+      heard_ = now_;
     } else if (operation == 5 && member->worker()) {
-      members.Place(*member, dice(2) == 0 ? std::nullopt : std::optional(v1::RankSlot()));
+      members_.Place(*member, Dice(2) == 0 ? std::nullopt : std::optional(v1::RankSlot()));
     } else {
       v1::MemberRecord record = member->record;
-      record.set_host(text("host", dice(3)));
-      record.set_incarnation(text("q", dice(1000000)));
-      members.Update(*member, record);
+      record.set_host(HostName(Dice(3)));
+      record.set_incarnation(absl::StrCat("q", Dice(1000000)));
+      members_.Update(*member, record);
     }
+  }
+
+  void ExpectIndexesEqualWalk() {
     std::vector<std::string> idle;
     std::map<v1::Cluster::Device, size_t> kinds;
     std::map<std::string, int> placed;
     std::vector<std::string> expired;
     std::vector<std::string> aggregators;
     absl::Time next = absl::InfiniteFuture();
-    for (const auto& [id, each] : members.all()) {
+    for (const auto& [id, each] : members_.all()) {
       const v1::MemberRecord& record = each.record;
       if (each.worker() && each.connected() && !each.place.has_value()) {
         idle.push_back(id);
         ++kinds[record.device_kind()];
       }
       if (each.place.has_value()) ++placed[record.host()];
-      if (now >= each.lease_until) expired.push_back(id);
+      if (now_ >= each.lease_until) expired.push_back(id);
       next = std::min(next, each.lease_until);
-      ASSERT_EQ(members.ByIncarnation(record.role(), record.incarnation()), &each);
+      ASSERT_EQ(members_.ByIncarnation(record.role(), record.incarnation()), &each);
       if (each.worker()) continue;
       aggregators.push_back(id);
-      ASSERT_EQ(members.Aggregator(record.name()), &each);
+      ASSERT_EQ(members_.Aggregator(record.name()), &each);
     }
-    ASSERT_THAT(members.idle(), ElementsAreArray(idle));
-    ASSERT_THAT(members.aggregators(), ElementsAreArray(aggregators));
-    ASSERT_THAT(members.Expired(now), ElementsAreArray(expired));
-    const bool cut_off = members.all().size() > 1 && next - heard > kLease / 2 &&
-                         std::any_of(members.all().begin(), members.all().end(),
+    ASSERT_THAT(members_.idle(), ElementsAreArray(idle));
+    ASSERT_THAT(members_.aggregators(), ElementsAreArray(aggregators));
+    ASSERT_THAT(members_.Expired(now_), ElementsAreArray(expired));
+    const bool cut_off = members_.all().size() > 1 && next - heard_ > kLease / 2 &&
+                         std::any_of(members_.all().begin(), members_.all().end(),
                                      [](const auto& entry) { return entry.second.connected(); });
-    ASSERT_EQ(members.NextExpiry(), cut_off ? absl::InfiniteFuture() : next);
+    ASSERT_EQ(members_.NextExpiry(), cut_off ? absl::InfiniteFuture() : next);
     for (const auto kind : {v1::Cluster::CPU, v1::Cluster::CUDA}) {
-      ASSERT_EQ(members.CountIdle(kind), kinds[kind]);
+      ASSERT_EQ(members_.CountIdle(kind), kinds[kind]);
     }
     for (uint64_t host = 0; host < 3; ++host) {
-      ASSERT_EQ(members.CountPlaced(text("host", host)), placed[text("host", host)]);
+      ASSERT_EQ(members_.CountPlaced(HostName(host)), placed[HostName(host)]);
     }
+  }
+
+ private:
+  uint64_t Dice(uint64_t sides) {
+    return RandomBits(1, RandomStream::kTest, 0, ++counter_) % sides;
+  }
+
+  Membership members_{kLease};
+  absl::Time now_ = kStart;
+  absl::Time heard_ = kStart;
+  uint64_t counter_ = 0;
+  uint64_t last_id_ = 0;
+  ConnectionId last_connection_ = 0;
+};
+
+TEST(MembershipTest, IndexesEqualWalk) {
+  RandomMembership random;
+  for (int step = 0; step < 4000; ++step) {
+    random.Step();
+    ASSERT_NO_FATAL_FAILURE(random.ExpectIndexesEqualWalk());
   }
 }
 
