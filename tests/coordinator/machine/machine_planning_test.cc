@@ -342,7 +342,7 @@ TEST_F(MachinePlanningTest, GroupFormsWhenThePlanIsFound) {
   const std::string first = Begin(2);
   Measure(first, 0.05);
   cluster_.AddWorkers(2);
-  cluster_.behaviour.hold_searches = true;
+  cluster_.hold_searches = true;
   const std::string second = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   const std::string third = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   EXPECT_EQ(cluster_.Group(second, 0).state(), v1::GROUP_STATE_WAITING);
@@ -366,7 +366,7 @@ TEST_F(MachinePlanningTest, LastCheckpointWaitsForThePlan) {
   ASSERT_TRUE(cluster_.RunUntil(
       [&] { return cluster_.RunStatus(run).state() == v1::RUN_STATE_FINISHING; }));
   cluster_.Run(absl::Seconds(10));
-  cluster_.behaviour.hold_searches = true;
+  cluster_.hold_searches = true;
   cluster_.Kill(cluster_.Rank(run, 0, 1));
   cluster_.Run(absl::Seconds(20));
   ASSERT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_WAITING);
@@ -383,7 +383,7 @@ TEST_F(MachinePlanningTest, LastCheckpointWaitsForThePlan) {
 
 // A search whose answer is awaited is kept, however many there are.
 TEST_F(MachinePlanningTest, ManyRunsSearchAtTheSameTime) {
-  cluster_.behaviour.hold_searches = true;
+  cluster_.hold_searches = true;
   cluster_.AddWorkers(70);
   std::vector<std::string> runs;
   for (int i = 0; i < 70; ++i) runs.push_back(cluster_.Submit(MakeSpec(1, 1, 5, 20)));
