@@ -45,6 +45,14 @@ v1::RunSpec MakeSpec(uint32_t groups, uint32_t ranks, uint32_t every_steps, uint
   return spec;
 }
 
+v1::RunSpec OpaqueSpec(uint32_t groups) {
+  v1::RunSpec spec = MakeSpec(groups, 1, 5, 20);
+  v1::OpaqueParameter& parameter = *spec.mutable_model()->mutable_opaque()->add_parameter();
+  parameter.set_name("weight");
+  parameter.add_shape(3);
+  return spec;
+}
+
 void FakeCluster::RestartCoordinator() {
   for (FakeWorker& worker : workers()) worker.connection = 0;
   for (FakeAggregator& aggregator : aggregators()) aggregator.connection = 0;

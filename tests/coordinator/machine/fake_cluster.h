@@ -103,6 +103,8 @@ void FakeCluster::Kill(Member& member) {
 
 // A run of synthetic data that averages every `every_steps`, with a batch of 32 per group.
 v1::RunSpec MakeSpec(uint32_t groups, uint32_t ranks, uint32_t every_steps, uint32_t steps);
+// A run of programs with training loops of their own.
+v1::RunSpec OpaqueSpec(uint32_t groups);
 
 // One cluster whose groups train only on request.
 class MachineTest : public ::testing::Test {
@@ -128,6 +130,22 @@ class MachineTest : public ::testing::Test {
   // Makes a group train to its boundary and contribute.
   void Train(const std::string& run, uint32_t group = 0) {
     cluster_.ContributeOnce(cluster_.Lead(run, group));
+  }
+  // The newest decision that the group has received.
+  v1::Decision LastDecision(const std::string& run, uint32_t group) {
+    const FakeWorker& lead = cluster_.Lead(run, group);
+    for (auto it = lead.received.rbegin(); it != lead.received.rend(); ++it) {
+      if (it->has_decision()) return it->decision();
+    }
+    ADD_FAILURE() << "no decision";
+    return v1::Decision();
+  }
+  bool HasEvent(v1::EventKind kind, const std::string& text) {
+    const v1::EventsReply events = cluster_.Events();
+    for (const v1::ClusterEvent& event : events.events()) {
+      if (event.kind() == kind && event.text().find(text) != std::string::npos) return true;
+    }
+    return false;
   }
 
   FakeCluster cluster_;

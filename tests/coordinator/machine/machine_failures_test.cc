@@ -508,69 +508,6 @@ TEST_F(MachineFailuresTest, CrashingWorkerDoesNotStopItsGroup) {
   EXPECT_GT(cluster_.RunStatus(run).version(), 0u);
 }
 
-// ---- Rounds
-
-TEST_F(MachineFailuresTest, MinGroups) {
-  v1::RunSpec spec = MakeSpec(2, 1, 5, 1000);
-  spec.mutable_averaging()->set_min_groups(2);
-  const std::string run = Begin(2, 1, spec);
-  EXPECT_EQ(ReasonOf(run), "");
-  cluster_.Kill(cluster_.Lead(run, 1));
-  Train(run, 0);
-  cluster_.Run(absl::Minutes(5));
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
-  EXPECT_EQ(ReasonOf(run), "waiting for groups: 1 of at least 2 are live");
-  cluster_.AddWorker("new", "new");
-  Train(run, 1);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
-}
-
-TEST_F(MachineFailuresTest, KilledGroupDelaysOthersByReturnGrace) {
-  const std::string run = Begin(2, 1);
-  const uint32_t generation = cluster_.Group(run, 1).generation();
-  FakeWorker& away = cluster_.Lead(run, 1);
-  const std::string id = away.member_id;
-  away.alive = false;  // its process lives, but cannot reach the coordinator
-  cluster_.Cut(away);
-  Train(run, 0);
-  cluster_.Run(absl::Milliseconds(1900));
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
-  cluster_.Run(absl::Milliseconds(200));
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
-  EXPECT_EQ(cluster_.Group(run, 1).generation(), generation) << "it has its lease";
-  cluster_.Connect(away);
-  Train(run, 1);
-  EXPECT_EQ(away.version, 1u) << "it is late and adopts the version";
-  EXPECT_EQ(cluster_.Counter("refused_closed_round"), 1u);
-  Commit(run, 2);
-  EXPECT_EQ(cluster_.Commit(run, 2)->participants_size(), 2);
-}
-
-TEST_F(MachineFailuresTest, MembersMayReturnAfterRestartOfCoordinator) {
-  const std::string run = Begin(2, 1);
-  FakeWorker& away = cluster_.Lead(run, 1);
-  away.alive = false;
-  cluster_.RestartCoordinator();
-  Train(run, 0);
-  cluster_.Run(absl::Seconds(8));
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u) << "it has its lease to return";
-  cluster_.Connect(away);
-  Train(run, 1);
-  EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
-}
-
-TEST_F(MachineFailuresTest, LateGroupStartsWithFewerRanks) {
-  cluster_.AddAggregator("agg-0");
-  cluster_.AddWorkers(3);
-  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 1000));
-  cluster_.Run(absl::Seconds(5));
-  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
-  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_WAITING);
-  cluster_.Run(absl::Seconds(5));
-  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_TRAINING);
-  EXPECT_EQ(cluster_.Group(run, 1).members_size(), 1);
-}
-
 // ---- Cordons
 
 TEST_F(MachineFailuresTest, CordonedWorkerReceivesNoNewRank) {

@@ -1,4 +1,5 @@
-// What groups report of their training in the coordinator's state machine: losses, tokens, metrics.
+// What groups report of their training in the coordinator's state machine: losses, tokens, metrics,
+// discrepancy.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,10 +19,8 @@ class MachineMetricsTest : public MachineTest {
  protected:
   // Two programs that have the first version.
   std::string BeginPrograms() {
-    v1::RunSpec spec = MakeSpec(2, 1, 5, 1000);
-    v1::OpaqueParameter& parameter = *spec.mutable_model()->mutable_opaque()->add_parameter();
-    parameter.set_name("weight");
-    parameter.add_shape(3);
+    v1::RunSpec spec = OpaqueSpec(2);
+    spec.mutable_stop()->set_steps(1000);
     cluster_.AddAggregator("agg-0");
     cluster_.AddRank("a", "test", 1, 0);
     cluster_.AddRank("b", "test", 1, 0);
@@ -222,6 +221,61 @@ TEST_F(MachineIdenticalBatchesTest, NetworksOfCadreHaveNone) {
   for (uint32_t group = 0; group < 2; ++group) Train(run, group);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1U);
   EXPECT_EQ(Warnings(run), 0);
+}
+
+TEST_F(MachineMetricsTest, DiscrepancySumsShards) {
+  const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 5, 1000));
+  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+  cluster_.behaviour.variance_between_groups = 1;
+  cluster_.behaviour.displacement = 4;
+  for (uint32_t round = 1; round <= 3; ++round) {
+    Train(run, 0);
+    EXPECT_EQ(cluster_.RunStatus(run).discrepancy().rounds(), round - 1);
+    Train(run, 1);
+    const v1::Discrepancy discrepancy = cluster_.RunStatus(run).discrepancy();
+    EXPECT_EQ(discrepancy.rounds(), round);
+    EXPECT_EQ(discrepancy.newest(), 0.25);
+    EXPECT_DOUBLE_EQ(discrepancy.smoothed(), 0.25);
+    EXPECT_THAT(discrepancy.recommendation(),
+                HasSubstr(round < 3 ? "too early" : "the groups agree"));
+  }
+  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).variance_between_groups(), 1);
+  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).displacement(), 4);
+
+  const std::string before = cluster_.RunStatus(run).discrepancy().SerializeAsString();
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(3));
+  EXPECT_EQ(cluster_.RunStatus(run).discrepancy().SerializeAsString(), before);
+
+  cluster_.behaviour.variance_between_groups = 8;
+  Train(run, 0);
+  Train(run, 1);
+  const v1::Discrepancy apart = cluster_.RunStatus(run).discrepancy();
+  EXPECT_EQ(apart.newest(), 2);
+  EXPECT_GT(apart.smoothed(), 0.25);
+  EXPECT_LT(apart.smoothed(), 2);
+}
+
+TEST_F(MachineMetricsTest, UnknownDiscrepancyIsSkipped) {
+  const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 5, 100));
+  cluster_.behaviour.displacement = 4;
+  for (const double variance : {std::numeric_limits<double>::quiet_NaN(), 3.0}) {
+    cluster_.behaviour.variance_between_groups = variance;
+    Train(run, 0);
+    Train(run, 1);
+    EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+    cluster_.behaviour.displacement = 0;
+  }
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+}
+
+TEST_F(MachineMetricsTest, OneGroupHasNoDiscrepancy) {
+  const std::string run = SubmitTo(2, 1, MakeSpec(1, 1, 5, 100));
+  cluster_.behaviour.variance_between_groups = 1;
+  cluster_.behaviour.displacement = 4;
+  Train(run);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Rounds: valid and invalid contributions, decisions, digests, evaluation.
+// Rounds: valid and invalid contributions, decisions, digests.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,28 +21,10 @@ class MachineRoundTest : public MachineTest {
     for (uint32_t g = 0; g < groups; ++g) EXPECT_EQ(StateOf(run, g), v1::GROUP_STATE_TRAINING);
     return run;
   }
-  // Two groups that contribute to the last round of the run and do not evaluate.
-  std::string BeginLastRound() {
-    const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
-    Train(run, 0);
-    cluster_.behaviour.evaluate = false;
-    Train(run, 1);
-    EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
-    return run;
-  }
   // Sends the contribution, and makes the worker send it again after a reconnect.
   void Contribute(FakeWorker& lead, const v1::Contributed& contributed) {
     lead.contributed = contributed;
     cluster_.Send(lead, contributed);
-  }
-  // The newest decision that the group has received.
-  v1::Decision LastDecision(const std::string& run, uint32_t group) {
-    const FakeWorker& lead = cluster_.Lead(run, group);
-    for (auto it = lead.received.rbegin(); it != lead.received.rend(); ++it) {
-      if (it->has_decision()) return it->decision();
-    }
-    ADD_FAILURE() << "no decision";
-    return v1::Decision();
   }
   // The rounds of the nudges that the worker has received.
   static std::vector<uint32_t> Nudges(const FakeWorker& worker) {
@@ -508,134 +490,6 @@ TEST_F(MachineRoundTest, LateAdoptedIsComparedWithItsVersion) {
   EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 1u);
 }
 
-TEST_F(MachineRoundTest, AdoptingGroupsShareTestSplit) {
-  // An epoch has 10 steps.
-  const std::string run = Begin(2, MakeSpec(2, 1, 10, 100));
-  Train(run, 0);
-  cluster_.behaviour.evaluate = false;
-  Train(run, 1);
-  EXPECT_EQ(LastDecision(run, 0).evaluate_begin(), 0u);
-  EXPECT_EQ(LastDecision(run, 0).evaluate_end(), 50u);
-  EXPECT_EQ(LastDecision(run, 1).evaluate_begin(), 50u);
-  EXPECT_EQ(LastDecision(run, 1).evaluate_end(), 100u);
-  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
-  // Only group 0 reports its part before the next evaluation starts.
-  FakeWorker& lead = cluster_.Lead(run, 0);
-  const v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 50, 10);
-  cluster_.Send(lead, evaluated);
-  cluster_.Send(lead, evaluated);
-  Train(run, 0);
-  Train(run, 1);
-  const v1::EvaluationResult test = cluster_.RunStatus(run).test();
-  EXPECT_EQ(test.version(), 1u);
-  EXPECT_EQ(test.samples(), 50u);
-  EXPECT_DOUBLE_EQ(test.accuracy(), 0.2);
-}
-
-TEST_F(MachineRoundTest, InvalidEvaluationIsRefused) {
-  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
-  cluster_.behaviour.evaluate = false;
-  Train(run);
-  FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 101);
-  cluster_.Send(lead, evaluated);
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u) << "more correct answers than labels";
-  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
-  // It is not sent again: the group is formed anew, with the reason.
-  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("more correct answers than labels"));
-  lead.evaluated.reset();
-  cluster_.Connect(lead);
-  cluster_.Run(absl::Minutes(1));
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
-}
-
-TEST_F(MachineRoundTest, EvaluationOfTooFewLabelsIsRefused) {
-  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
-  cluster_.behaviour.evaluate = false;
-  Train(run);
-  FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 99);
-  evaluated.set_labels(99);
-  cluster_.Send(lead, evaluated);
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
-  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
-}
-
-TEST_F(MachineRoundTest, EvaluationWithoutFiniteLossIsRefused) {
-  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
-  cluster_.behaviour.evaluate = false;
-  Train(run);
-  FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 100);
-  evaluated.set_loss_sum(std::nan(""));
-  cluster_.Send(lead, evaluated);
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
-  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
-}
-
-TEST_F(MachineRoundTest, LostPartIsReassignedAtEnd) {
-  const std::string run = BeginLastRound();
-  EXPECT_EQ(LastDecision(run, 0).next_step(), 0u);
-  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_IDLE);
-  cluster_.behaviour.evaluate = true;
-  // Group 0 reports its part; group 1 is lost before it has reported its own.
-  FakeWorker& lead = cluster_.Lead(run, 0);
-  cluster_.Send(lead, FakeCluster::EvaluationOf(lead, 0, 50, 50));
-  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
-  cluster_.Kill(cluster_.Lead(run, 1));
-  ASSERT_TRUE(cluster_.RunUntilEnded(run));
-  const v1::RunStatus status = cluster_.RunStatus(run);
-  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
-  EXPECT_EQ(status.test().samples(), kTestSamples);
-  EXPECT_DOUBLE_EQ(status.test().accuracy(), 0.75);
-}
-
-TEST_F(MachineRoundTest, LostPartMessageIsResent) {
-  const std::string run = BeginLastRound();
-  // Group 1 is lost; group 0 has reported its part and is assigned the other, but the message that
-  // assigns it is lost.
-  FakeWorker& lead = cluster_.Lead(run, 0);
-  cluster_.Send(lead, FakeCluster::EvaluationOf(lead, 0, 50, 0));
-  cluster_.Kill(cluster_.Lead(run, 1));
-  cluster_.Run(absl::Seconds(20));
-  ASSERT_EQ(LastDecision(run, 0).evaluate_begin(), 50u);
-  cluster_.behaviour.evaluate = true;
-  cluster_.Reconnect(lead);
-  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
-  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
-}
-
-TEST_F(MachineRoundTest, GroupIsFormedToEvaluate) {
-  const std::string run = BeginLastRound();
-  for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
-  cluster_.Run(absl::Seconds(20));
-  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_WAITING);
-  cluster_.behaviour.evaluate = true;
-  cluster_.AddWorker("new");
-  ASSERT_TRUE(cluster_.RunUntilEnded(run));
-  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
-  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "the new group does not train";
-}
-
-TEST_F(MachineRoundTest, ReformedGroupGetsLostPart) {
-  const std::string run = Begin(2, MakeSpec(2, 1, 10, 100));
-  Train(run, 0);
-  cluster_.behaviour.evaluate = false;
-  Train(run, 1);
-  cluster_.behaviour.evaluate = true;
-  FakeWorker& lead = cluster_.Lead(run, 1);
-  cluster_.Fail(lead);
-  ASSERT_TRUE(lead.start.has_value());
-  EXPECT_EQ(lead.start->version(), 1u);
-  EXPECT_EQ(lead.start->step(), 10u);
-  EXPECT_EQ(lead.start->evaluate_begin(), 50u);
-  EXPECT_EQ(lead.start->evaluate_end(), 100u);
-  EXPECT_EQ(lead.start->next_step(), 20u);
-}
-
-// --- Discrepancy
-
 // A long run does not fill the store.
 TEST(MachineCommitsTest, OldCommitsAreRemoved) {
   FakeCluster cluster([](Machine::Options& options) { options.keep_commits = 3; });
@@ -651,59 +505,66 @@ TEST(MachineCommitsTest, OldCommitsAreRemoved) {
   }
 }
 
-TEST_F(MachineRoundTest, DiscrepancySumsShards) {
+TEST_F(MachineRoundTest, MinGroups) {
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 1000);
+  spec.mutable_averaging()->set_min_groups(2);
+  const std::string run = Begin(2, spec);
+  EXPECT_EQ(ReasonOf(run), "");
+  cluster_.Kill(cluster_.Lead(run, 1));
+  Train(run, 0);
+  cluster_.Run(absl::Minutes(5));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  EXPECT_EQ(ReasonOf(run), "waiting for groups: 1 of at least 2 are live");
+  cluster_.AddWorker("new", "new");
+  Train(run, 1);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+}
+
+TEST_F(MachineRoundTest, KilledGroupDelaysOthersByReturnGrace) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 1000));
-  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
-  cluster_.behaviour.variance_between_groups = 1;
-  cluster_.behaviour.displacement = 4;
-  for (uint32_t round = 1; round <= 3; ++round) {
-    Train(run, 0);
-    EXPECT_EQ(cluster_.RunStatus(run).discrepancy().rounds(), round - 1);
-    Train(run, 1);
-    const v1::Discrepancy discrepancy = cluster_.RunStatus(run).discrepancy();
-    EXPECT_EQ(discrepancy.rounds(), round);
-    EXPECT_EQ(discrepancy.newest(), 0.25);
-    EXPECT_DOUBLE_EQ(discrepancy.smoothed(), 0.25);
-    EXPECT_THAT(discrepancy.recommendation(),
-                HasSubstr(round < 3 ? "too early" : "the groups agree"));
-  }
-  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).variance_between_groups(), 1);
-  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).displacement(), 4);
-
-  const std::string before = cluster_.RunStatus(run).discrepancy().SerializeAsString();
-  cluster_.RestartCoordinator();
-  cluster_.Run(absl::Seconds(3));
-  EXPECT_EQ(cluster_.RunStatus(run).discrepancy().SerializeAsString(), before);
-
-  cluster_.behaviour.variance_between_groups = 8;
+  const uint32_t generation = cluster_.Group(run, 1).generation();
+  FakeWorker& away = cluster_.Lead(run, 1);
+  const std::string id = away.member_id;
+  away.alive = false;  // its process lives, but cannot reach the coordinator
+  cluster_.Cut(away);
+  Train(run, 0);
+  cluster_.Run(absl::Milliseconds(1900));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  cluster_.Run(absl::Milliseconds(200));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.Group(run, 1).generation(), generation) << "it has its lease";
+  cluster_.Connect(away);
+  Train(run, 1);
+  EXPECT_EQ(away.version, 1u) << "it is late and adopts the version";
+  EXPECT_EQ(cluster_.Counter("refused_closed_round"), 1u);
   Train(run, 0);
   Train(run, 1);
-  const v1::Discrepancy apart = cluster_.RunStatus(run).discrepancy();
-  EXPECT_EQ(apart.newest(), 2);
-  EXPECT_GT(apart.smoothed(), 0.25);
-  EXPECT_LT(apart.smoothed(), 2);
+  EXPECT_EQ(cluster_.Commit(run, 2)->participants_size(), 2);
 }
 
-TEST_F(MachineRoundTest, UnknownDiscrepancyIsSkipped) {
-  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
-  cluster_.behaviour.displacement = 4;
-  for (const double variance : {std::numeric_limits<double>::quiet_NaN(), 3.0}) {
-    cluster_.behaviour.variance_between_groups = variance;
-    Train(run, 0);
-    Train(run, 1);
-    EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
-    cluster_.behaviour.displacement = 0;
-  }
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+TEST_F(MachineRoundTest, MembersMayReturnAfterRestartOfCoordinator) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 1000));
+  FakeWorker& away = cluster_.Lead(run, 1);
+  away.alive = false;
+  cluster_.RestartCoordinator();
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(8));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u) << "it has its lease to return";
+  cluster_.Connect(away);
+  Train(run, 1);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
 }
 
-TEST_F(MachineRoundTest, OneGroupHasNoDiscrepancy) {
-  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
-  cluster_.behaviour.variance_between_groups = 1;
-  cluster_.behaviour.displacement = 4;
-  Train(run);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
-  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+TEST_F(MachineRoundTest, LateGroupStartsWithFewerRanks) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.AddWorkers(3);
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 1000));
+  cluster_.Run(absl::Seconds(5));
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
+  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_WAITING);
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 1).members_size(), 1);
 }
 
 }  // namespace

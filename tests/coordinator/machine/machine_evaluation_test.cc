@@ -1,0 +1,154 @@
+// Evaluation of the versions of a run in the coordinator's state machine.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/coordinator/machine/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class MachineEvaluationTest : public MachineTest {
+ protected:
+  // Two groups that contribute to the last round of the run and do not evaluate.
+  std::string BeginLastRound() {
+    const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 5, 5));
+    Train(run, 0);
+    cluster_.behaviour.evaluate = false;
+    Train(run, 1);
+    EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+    return run;
+  }
+};
+
+TEST_F(MachineEvaluationTest, AdoptingGroupsShareTestSplit) {
+  // An epoch has 10 steps.
+  const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 10, 100));
+  Train(run, 0);
+  cluster_.behaviour.evaluate = false;
+  Train(run, 1);
+  EXPECT_EQ(LastDecision(run, 0).evaluate_begin(), 0u);
+  EXPECT_EQ(LastDecision(run, 0).evaluate_end(), 50u);
+  EXPECT_EQ(LastDecision(run, 1).evaluate_begin(), 50u);
+  EXPECT_EQ(LastDecision(run, 1).evaluate_end(), 100u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+  // Only group 0 reports its part before the next evaluation starts.
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  const v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 50, 10);
+  cluster_.Send(lead, evaluated);
+  cluster_.Send(lead, evaluated);
+  Train(run, 0);
+  Train(run, 1);
+  const v1::EvaluationResult test = cluster_.RunStatus(run).test();
+  EXPECT_EQ(test.version(), 1u);
+  EXPECT_EQ(test.samples(), 50u);
+  EXPECT_DOUBLE_EQ(test.accuracy(), 0.2);
+}
+
+TEST_F(MachineEvaluationTest, InvalidEvaluationIsRefused) {
+  const std::string run = SubmitTo(2, 1, MakeSpec(1, 1, 20, 100));
+  cluster_.behaviour.evaluate = false;
+  Train(run);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 101);
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u) << "more correct answers than labels";
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+  // It is not sent again: the group is formed anew, with the reason.
+  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("more correct answers than labels"));
+  lead.evaluated.reset();
+  cluster_.Connect(lead);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+}
+
+TEST_F(MachineEvaluationTest, EvaluationOfTooFewLabelsIsRefused) {
+  const std::string run = SubmitTo(2, 1, MakeSpec(1, 1, 20, 100));
+  cluster_.behaviour.evaluate = false;
+  Train(run);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 99);
+  evaluated.set_labels(99);
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+}
+
+TEST_F(MachineEvaluationTest, EvaluationWithoutFiniteLossIsRefused) {
+  const std::string run = SubmitTo(2, 1, MakeSpec(1, 1, 20, 100));
+  cluster_.behaviour.evaluate = false;
+  Train(run);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 100);
+  evaluated.set_loss_sum(std::nan(""));
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+}
+
+TEST_F(MachineEvaluationTest, LostPartIsReassignedAtEnd) {
+  const std::string run = BeginLastRound();
+  EXPECT_EQ(LastDecision(run, 0).next_step(), 0u);
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_IDLE);
+  cluster_.behaviour.evaluate = true;
+  // Group 0 reports its part; group 1 is lost before it has reported its own.
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  cluster_.Send(lead, FakeCluster::EvaluationOf(lead, 0, 50, 50));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+  cluster_.Kill(cluster_.Lead(run, 1));
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  const v1::RunStatus status = cluster_.RunStatus(run);
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
+  EXPECT_EQ(status.test().samples(), kTestSamples);
+  EXPECT_DOUBLE_EQ(status.test().accuracy(), 0.75);
+}
+
+TEST_F(MachineEvaluationTest, LostPartMessageIsResent) {
+  const std::string run = BeginLastRound();
+  // Group 1 is lost; group 0 has reported its part and is assigned the other, but the message that
+  // assigns it is lost.
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  cluster_.Send(lead, FakeCluster::EvaluationOf(lead, 0, 50, 0));
+  cluster_.Kill(cluster_.Lead(run, 1));
+  cluster_.Run(absl::Seconds(20));
+  ASSERT_EQ(LastDecision(run, 0).evaluate_begin(), 50u);
+  cluster_.behaviour.evaluate = true;
+  cluster_.Reconnect(lead);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+}
+
+TEST_F(MachineEvaluationTest, GroupIsFormedToEvaluate) {
+  const std::string run = BeginLastRound();
+  for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
+  cluster_.Run(absl::Seconds(20));
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_WAITING);
+  cluster_.behaviour.evaluate = true;
+  cluster_.AddWorker("new");
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "the new group does not train";
+}
+
+TEST_F(MachineEvaluationTest, ReformedGroupGetsLostPart) {
+  const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 10, 100));
+  Train(run, 0);
+  cluster_.behaviour.evaluate = false;
+  Train(run, 1);
+  cluster_.behaviour.evaluate = true;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  ASSERT_TRUE(lead.start.has_value());
+  EXPECT_EQ(lead.start->version(), 1u);
+  EXPECT_EQ(lead.start->step(), 10u);
+  EXPECT_EQ(lead.start->evaluate_begin(), 50u);
+  EXPECT_EQ(lead.start->evaluate_end(), 100u);
+  EXPECT_EQ(lead.start->next_step(), 20u);
+}
+
+}  // namespace
+}  // namespace cadre::testing
