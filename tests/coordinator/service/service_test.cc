@@ -9,8 +9,6 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -18,126 +16,19 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/protocol.h"
-#include "base/rpc/daemon.h"
 #include "base/rpc/grpc_channel.h"
 #include "coordinator/client/coordinator_client.h"
 #include "coordinator/client/membership_client.h"
 #include "coordinator/store/keys.h"
 #include "coordinator/store/sqlite_store.h"
 #include "tests/base/expect.h"
-#include "tests/base/temporary_folder.h"
+#include "tests/coordinator/service/service_fixture.h"
 
 namespace cadre {
 namespace {
-
-constexpr absl::Duration kLimit = absl::Seconds(20);
-
-// Store, service and server of one coordinator process.
-class Coordinator {
- public:
-  Coordinator(const std::string& path, const std::string& listen,
-              absl::Duration lease = absl::Seconds(10)) {
-    auto store = SqliteStore::Open({.path = path});
-    EXPECT_TRUE(store.ok()) << store.status();
-    store_ = *std::move(store);
-    Loop::Options options;
-    options.machine.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> {
-      return v1::Plan();
-    };
-    options.machine.validate = [this](const v1::RunSpec& spec) {
-      if (spec.name() == "slow") validation_ends_.WaitForNotification();
-      return spec.batch_per_group() > 0
-                 ? absl::OkStatus()
-                 : absl::InvalidArgumentError("batch_per_group: must be at least 1");
-    };
-    options.machine.protocol = kProtocol;
-    options.machine.lease = lease;
-    options.machine.heartbeat = lease / 4;
-    service_ = std::make_unique<CoordinatorService>(std::move(options));
-    EXPECT_TRUE(service_->Start(store_.get(), path + ".backup").ok());
-    auto daemon = Daemon::Start({.listen = listen}, service_->services());
-    EXPECT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
-  }
-  ~Coordinator() { Stop(); }
-
-  void Stop() {
-    service_->Drain();
-    daemon_->Drain(absl::Seconds(2));
-  }
-  const std::string& address() const { return daemon_->address(); }
-  CoordinatorService& service() { return *service_; }
-  // Until then, the validation of a run named "slow" blocks.
-  void EndValidation() { validation_ends_.Notify(); }
-
- private:
-  absl::Notification validation_ends_;
-  std::unique_ptr<SqliteStore> store_;
-  std::unique_ptr<CoordinatorService> service_;
-  std::unique_ptr<Daemon> daemon_;
-};
-
-// A member that records the messages it receives.
-class FakeMember {
- public:
-  explicit FakeMember(const std::string& address, const std::string& name,
-                      v1::Role role = v1::ROLE_WORKER) {
-    MembershipClient::Options options;
-    options.coordinator = address;
-    options.dial_timeout = absl::Seconds(10);
-    options.hello = [name, role] {
-      v1::Hello hello;
-      hello.set_role(role);
-      hello.set_name(name);
-      hello.set_incarnation(absl::StrCat(name, "-process"));
-      hello.set_address("127.0.0.1:1");
-      return hello;
-    };
-    options.on_message = [this](const v1::CoordinatorMessage& message) {
-      absl::MutexLock lock(&mutex_);
-      received_.push_back(message);
-      return true;
-    };
-    options.on_connection = [this](bool connected) {
-      absl::MutexLock lock(&mutex_);
-      connections_ += connected ? 1 : 0;
-    };
-    options.heartbeat = [] {
-      v1::Heartbeat heartbeat;
-      (*heartbeat.mutable_counters())["refused_wrong_crc"] = 2;
-      return heartbeat;
-    };
-    auto client = MembershipClient::Start(std::move(options));
-    EXPECT_TRUE(client.ok()) << client.status();
-    client_ = *std::move(client);
-  }
-
-  MembershipClient& client() { return *client_; }
-  // The next message; an empty one after kLimit.
-  v1::CoordinatorMessage Next() {
-    absl::MutexLock lock(&mutex_);
-    auto some = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !received_.empty(); };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&some), kLimit)) return {};
-    v1::CoordinatorMessage message = received_.front();
-    received_.pop_front();
-    return message;
-  }
-  bool AwaitConnections(int n) {
-    absl::MutexLock lock(&mutex_);
-    auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return connections_ >= n; };
-    return mutex_.AwaitWithTimeout(absl::Condition(&enough), kLimit);
-  }
-
- private:
-  absl::Mutex mutex_;
-  std::deque<v1::CoordinatorMessage> received_ ABSL_GUARDED_BY(mutex_);
-  int connections_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<MembershipClient> client_;
-};
 
 // Keeps the loop busy until End.
 class BusyLoop {
@@ -164,76 +55,6 @@ class BusyLoop {
   absl::Notification begun_;
   absl::Notification ended_;
   std::thread thread_;
-};
-
-class ServiceTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    coordinator_ = std::make_unique<Coordinator>(path_, "127.0.0.1:0", lease_);
-    client_ = std::make_unique<CoordinatorClient>(
-        CoordinatorClient::Options{.coordinator = coordinator_->address()});
-  }
-  // Starts a new process on the same store and port.
-  void RestartCoordinator() {
-    const std::string address = coordinator_->address();
-    coordinator_.reset();
-    coordinator_ = std::make_unique<Coordinator>(path_, address, lease_);
-  }
-
-  static v1::RunSpec Spec() {
-    v1::RunSpec spec;
-    spec.set_name("t");
-    spec.set_batch_per_group(4);
-    spec.mutable_stop()->set_steps(10);
-    return spec;
-  }
-  // Answers the assignment, which must be the member's next message; returns Start, the one after.
-  static v1::Start Prepare(FakeMember& member) {
-    const v1::CoordinatorMessage assigned = member.Next();
-    EXPECT_TRUE(assigned.has_assignment()) << assigned.ShortDebugString();
-    v1::MemberMessage message;
-    *message.mutable_prepared()->mutable_place() = assigned.assignment().place();
-    message.mutable_prepared()->set_train_samples(40);
-    message.mutable_prepared()->set_test_samples(10);
-    EXPECT_TRUE(member.client().Send(message).ok());
-    const v1::CoordinatorMessage started = member.Next();
-    EXPECT_TRUE(started.has_start()) << started.ShortDebugString();
-    return started.start();
-  }
-  uint64_t Counter(const std::string& name) {
-    const auto status = client_->Status();
-    EXPECT_TRUE(status.ok()) << status.status();
-    auto it = status->counters().find(name);
-    return it == status->counters().end() ? 0 : it->second;
-  }
-  // Sends the message on a new Join stream, and expects that it is refused by name.
-  void ExpectOversized(const v1::MemberMessage& message) {
-    grpc::ChannelArguments args;
-    args.SetMaxSendMessageSize(-1);
-    auto stub = v1::Membership::NewStub(grpc::CreateCustomChannel(
-        coordinator_->address(), grpc::InsecureChannelCredentials(), args));
-    grpc::ClientContext context;
-    auto stream = stub->Join(&context);
-    ASSERT_TRUE(stream->Write(message));
-    v1::CoordinatorMessage answer;
-    ASSERT_TRUE(stream->Read(&answer));
-    EXPECT_EQ(answer.refused().refusal(), v1::REFUSAL_OVERSIZED);
-    EXPECT_FALSE(stream->Read(&answer));
-    stream->Finish();
-    EXPECT_EQ(Counter("refused_oversized"), 1u);
-  }
-
-  bool Await(const std::function<bool()>& condition) {
-    const absl::Time limit = absl::Now() + kLimit;
-    while (!condition() && absl::Now() < limit) absl::SleepFor(absl::Milliseconds(10));
-    return condition();
-  }
-
-  absl::Duration lease_ = absl::Seconds(10);
-  const TemporaryFolder folder_;
-  std::string path_ = folder_ / "coordinator.db";
-  std::unique_ptr<Coordinator> coordinator_;
-  std::unique_ptr<CoordinatorClient> client_;
 };
 
 class ShortLeaseTest : public ServiceTest {
@@ -563,99 +384,6 @@ TEST_F(ServiceTest, MessagesBothWays) {
   EXPECT_EQ(third.release().place().generation(), 77u);
   EXPECT_EQ(Counter("refused_stale_generation"), 1u);
   EXPECT_EQ(client_->Status(run)->groups(0).state(), v1::GROUP_STATE_TRAINING);
-}
-
-// Tests traces of a run that one worker trains.
-class TraceServiceTest : public ServiceTest {
- protected:
-  void SetUp() override {
-    ServiceTest::SetUp();
-    member_ = std::make_unique<FakeMember>(coordinator_->address(), "alpha");
-    run_ = client_->Submit(Spec()).value();
-    Prepare(*member_);
-  }
-
-  // Calls Trace in another thread; the result is in `traced_` once `caller_` has ended.
-  void Call(absl::Duration limit = kLimit) {
-    caller_ =
-        std::thread([this, limit] { traced_ = client_->Trace(run_, 0, 2, absl::Now() + limit); });
-  }
-  v1::MemberMessage AnswerTo(const v1::TraceSteps& trace, int events) {
-    v1::MemberMessage message;
-    v1::Traced& traced = *message.mutable_traced();
-    *traced.mutable_place() = trace.place();
-    traced.set_request(trace.request());
-    for (int i = 0; i < events; ++i) {
-      v1::TraceEvent& event = *traced.add_events();
-      event.set_name("reduce-scatter bucket 12 of a name of the largest permitted length ...");
-      event.set_category("collective");
-      event.set_track(1);
-      event.set_begin_us(1'700'000'000'000'000 + i);
-      event.set_duration_us(100'000'000);
-      event.set_bytes(uint64_t{1} << 40);
-      event.set_step(static_cast<uint32_t>(i));
-    }
-    return message;
-  }
-
-  std::unique_ptr<FakeMember> member_;
-  std::string run_;
-  std::thread caller_;
-  absl::StatusOr<v1::TraceReply> traced_ = absl::UnknownError("not answered");
-};
-
-TEST_F(TraceServiceTest, TraceRoundTrip) {
-  Call();
-  const v1::CoordinatorMessage request = member_->Next();
-  ASSERT_TRUE(request.has_trace_steps()) << request.ShortDebugString();
-  EXPECT_EQ(request.trace_steps().steps(), 2u);
-  // The largest answer of a rank, with events of the largest size, fits into one message.
-  const int max_events = request.trace_steps().max_events();
-  ASSERT_TRUE(member_->client().Send(AnswerTo(request.trace_steps(), max_events)).ok());
-  caller_.join();
-  ASSERT_TRUE(traced_.ok()) << traced_.status();
-  ASSERT_EQ(traced_->ranks_size(), 1);
-  EXPECT_EQ(traced_->ranks(0).worker(), "alpha");
-  EXPECT_EQ(traced_->ranks(0).events_size(), max_events);
-  EXPECT_EQ(traced_->ranks(0).dropped(), 0u);
-}
-
-TEST_F(TraceServiceTest, CancelledTraceFreesGroup) {
-  Call(absl::Seconds(1));
-  ASSERT_TRUE(member_->Next().has_trace_steps());
-  caller_.join();
-  EXPECT_EQ(traced_.status().code(), absl::StatusCode::kDeadlineExceeded) << traced_.status();
-  std::thread worker([&] {
-    for (v1::CoordinatorMessage request = member_->Next(); request.has_trace_steps();
-         request = member_->Next()) {
-      EXPECT_TRUE(member_->client().Send(AnswerTo(request.trace_steps(), 1)).ok());
-    }
-  });
-  // The coordinator receives the cancellation some time after the caller has disconnected.
-  const absl::Time limit = absl::Now() + kLimit;
-  do {
-    traced_ = client_->Trace(run_, 0, 2, limit);
-  } while (absl::IsResourceExhausted(traced_.status()) && absl::Now() < limit);
-  EXPECT_TRUE(traced_.ok()) << traced_.status();
-  // The worker's thread ends when it receives Release.
-  EXPECT_TRUE(client_->Stop(run_, "enough").ok());
-  worker.join();
-}
-
-TEST_F(TraceServiceTest, EndOfRunAbortsTrace) {
-  Call();
-  ASSERT_TRUE(member_->Next().has_trace_steps());
-  ASSERT_TRUE(client_->Stop(run_, "enough").ok());
-  caller_.join();
-  EXPECT_EQ(traced_.status().code(), absl::StatusCode::kAborted) << traced_.status();
-}
-
-TEST_F(TraceServiceTest, DrainEndsTrace) {
-  Call();
-  ASSERT_TRUE(member_->Next().has_trace_steps());
-  coordinator_->Stop();
-  caller_.join();
-  EXPECT_EQ(traced_.status().code(), absl::StatusCode::kUnavailable) << traced_.status();
 }
 
 TEST_F(ServiceTest, StateSurvivesRestart) {
