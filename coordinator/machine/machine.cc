@@ -131,8 +131,9 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
   for (auto& [number, run] : runs_.all()) run.PlaceMembers();
   if (meta.backup()) {
     // Workers do not return to generations that have ended since.
-    for (auto& [number, run] : runs_.all())
+    for (auto& [number, run] : runs_.all()) {
       run.FenceAll("the coordinator has started with a backup");
+    }
   }
   reserved_ranks_.RenewLimits();
   cluster_.UpdateIdle();
