@@ -13,15 +13,15 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "tests/coordinator/machine/fake_coordinator.h"
 #include "tests/coordinator/machine/fake_members.h"
+#include "tests/coordinator/machine/machine_driver.h"
 
 namespace cadre::testing {
 
-class FakeCluster final : public FakeCoordinator, public FakeMembers {
+class FakeCluster final : public MachineDriver, public FakeMembers {
  public:
   explicit FakeCluster(const Adjust& adjust = nullptr)
-      : FakeCoordinator(adjust), heartbeat_at_(now() + heartbeat()) {}
+      : MachineDriver(adjust), heartbeat_at_(now() + heartbeat()) {}
 
   // ---- Members
   FakeWorker& AddWorker(const std::string& name, const std::string& host = "host",

@@ -1,5 +1,5 @@
-// One Machine (the coordinator's state machine) with a store in memory, in virtual time, and its
-// users. Part of FakeCluster.
+// Drives one Machine (the state machine of the coordinator) with a store in memory, in virtual
+// time, for its users. Part of FakeCluster.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@
 
 namespace cadre::testing {
 
-class FakeCoordinator {
+class MachineDriver {
  public:
   // Changes the machine's options before the machine is created.
   using Adjust = std::function<void(Machine::Options&)>;
-  explicit FakeCoordinator(const Adjust& adjust);
+  explicit MachineDriver(const Adjust& adjust);
 
   // ---- Users
   // Returns the id of the new run; the status of a refusal is in last_status.
@@ -90,7 +90,7 @@ class FakeCoordinator {
   v1::AdoptReply last_adopted;
 
  protected:
-  ~FakeCoordinator() = default;
+  ~MachineDriver() = default;
 
   // Delivers all messages, and lets the members act.
   virtual void Deliver() = 0;

@@ -1,4 +1,4 @@
-#include "tests/coordinator/machine/fake_coordinator.h"
+#include "tests/coordinator/machine/machine_driver.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ absl::StatusOr<v1::Plan> FakePlan(const v1::RunSpec&, int ranks) {
 
 }  // namespace
 
-FakeCoordinator::FakeCoordinator(const Adjust& adjust) {
+MachineDriver::MachineDriver(const Adjust& adjust) {
   options_.plan = FakePlan;
   options_.parameter_count = [](const v1::RunSpec&) { return uint64_t{1000}; };
   options_.protocol = kProtocol;
@@ -32,7 +32,7 @@ FakeCoordinator::FakeCoordinator(const Adjust& adjust) {
   StartMachine();
 }
 
-void FakeCoordinator::StartMachine() {
+void MachineDriver::StartMachine() {
   in_flight_.clear();
   searches_.clear();
   crashed_ = false;
@@ -42,7 +42,7 @@ void FakeCoordinator::StartMachine() {
   Perform(*actions);
 }
 
-void FakeCoordinator::CheckTransaction(const std::string& key, const std::string& value) {
+void MachineDriver::CheckTransaction(const std::string& key, const std::string& value) {
   if (key == kMetaKey) {
     v1::MetaRecord meta;
     ASSERT_TRUE(meta.ParseFromString(value));
@@ -64,7 +64,7 @@ void FakeCoordinator::CheckTransaction(const std::string& key, const std::string
   }
 }
 
-void FakeCoordinator::Perform(const std::vector<Action>& actions) {
+void MachineDriver::Perform(const std::vector<Action>& actions) {
   bool kept = false;
   for (const Action& action : actions) {
     const auto* op = std::get_if<Store::Op>(&action);
@@ -104,19 +104,19 @@ void FakeCoordinator::Perform(const std::vector<Action>& actions) {
   AnswerSearches();
 }
 
-void FakeCoordinator::AnswerSearches() {
+void MachineDriver::AnswerSearches() {
   for (const SearchPlans& search : std::exchange(searches_, {})) {
     Do(PlansFound{search.run, search.key, options_.planning->PlansFor(search.query)});
   }
   if (hold_searches) Deliver();
 }
 
-void FakeCoordinator::Do(const Event& event) {
+void MachineDriver::Do(const Event& event) {
   if (crashed_) return;
   Perform(machine_->Handle(event, now_));
 }
 
-std::string FakeCoordinator::Submit(const v1::RunSpec& spec, bool join_existing, bool join_ended) {
+std::string MachineDriver::Submit(const v1::RunSpec& spec, bool join_existing, bool join_ended) {
   last_run.clear();
   last_status = CheckSpec(options_, spec);
   if (!last_status.ok()) return "";
@@ -130,8 +130,8 @@ std::string FakeCoordinator::Submit(const v1::RunSpec& spec, bool join_existing,
   return run;
 }
 
-std::vector<std::string> FakeCoordinator::Cordon(const std::string& member, bool undo, bool drain,
-                                                 double drain_seconds) {
+std::vector<std::string> MachineDriver::Cordon(const std::string& member, bool undo, bool drain,
+                                               double drain_seconds) {
   last_members.clear();
   Do(CordonMembers{.request = ++last_request_,
                    .member = member,
@@ -142,34 +142,34 @@ std::vector<std::string> FakeCoordinator::Cordon(const std::string& member, bool
   return last_members;
 }
 
-void FakeCoordinator::Scale(const std::string& run, uint32_t groups) {
+void MachineDriver::Scale(const std::string& run, uint32_t groups) {
   Do(ScaleRun{.request = ++last_request_, .run = run, .groups = groups});
   Deliver();
 }
 
-void FakeCoordinator::StopRun(const std::string& run) {
+void MachineDriver::StopRun(const std::string& run) {
   Do(cadre::StopRun{.request = ++last_request_, .run = run, .reason = "enough"});
   Deliver();
 }
 
-void FakeCoordinator::DeleteRun(const std::string& run) {
+void MachineDriver::DeleteRun(const std::string& run) {
   Do(cadre::DeleteRun{.request = ++last_request_, .run = run});
   Deliver();
 }
 
-void FakeCoordinator::ResumeRun(const std::string& run) {
+void MachineDriver::ResumeRun(const std::string& run) {
   Do(cadre::ResumeRun{.request = ++last_request_, .run = run});
   Deliver();
 }
 
-v1::AdoptReply FakeCoordinator::Adopt(const std::string& run) {
+v1::AdoptReply MachineDriver::Adopt(const std::string& run) {
   last_adopted.Clear();
   Do(AdoptRuns{.request = ++last_request_, .run = run});
   Deliver();
   return last_adopted;
 }
 
-RequestId FakeCoordinator::TraceGroup(const std::string& run, uint32_t group, uint32_t steps) {
+RequestId MachineDriver::TraceGroup(const std::string& run, uint32_t group, uint32_t steps) {
   const RequestId request = ++last_request_;
   trace_requests_.insert(request);
   Do(cadre::TraceGroup{.request = request, .run = run, .group = group, .steps = steps});
@@ -177,28 +177,28 @@ RequestId FakeCoordinator::TraceGroup(const std::string& run, uint32_t group, ui
   return request;
 }
 
-void FakeCoordinator::CancelTrace(RequestId request) {
+void MachineDriver::CancelTrace(RequestId request) {
   Do(cadre::CancelTrace{request});
   Deliver();
 }
 
-ConnectionId FakeCoordinator::Open() {
+ConnectionId MachineDriver::Open() {
   Do(StreamOpened{++last_connection_});
   return last_connection_;
 }
 
-std::vector<v1::CoordinatorMessage> FakeCoordinator::SentTo(ConnectionId connection) const {
+std::vector<v1::CoordinatorMessage> MachineDriver::SentTo(ConnectionId connection) const {
   auto it = raw_received_.find(connection);
   return it == raw_received_.end() ? std::vector<v1::CoordinatorMessage>() : it->second;
 }
 
-void FakeCoordinator::RollBackStore(const std::map<std::string, std::string>& copy) {
+void MachineDriver::RollBackStore(const std::map<std::string, std::string>& copy) {
   store_ = copy;
   highest_generation_ = 0;
   RestartCoordinator();
 }
 
-v1::RunStatus FakeCoordinator::RunStatus(const std::string& run) {
+v1::RunStatus MachineDriver::RunStatus(const std::string& run) {
   if (machine_->Revisions(run).empty()) {
     ADD_FAILURE() << "no such run: " << run;
     return v1::RunStatus();
@@ -206,11 +206,11 @@ v1::RunStatus FakeCoordinator::RunStatus(const std::string& run) {
   return machine_->Update(run, now_).run();
 }
 
-bool FakeCoordinator::Ended(const std::string& run) {
+bool MachineDriver::Ended(const std::string& run) {
   return machine_->Revisions(run).empty() || !IsLive(RunStatus(run).state());
 }
 
-v1::GroupStatus FakeCoordinator::Group(const std::string& run, uint32_t group) {
+v1::GroupStatus MachineDriver::Group(const std::string& run, uint32_t group) {
   const v1::StatusReply reply = machine_->Status(now_, run);
   for (const v1::GroupStatus& status : reply.groups()) {
     if (status.group() == group) return status;
@@ -218,14 +218,14 @@ v1::GroupStatus FakeCoordinator::Group(const std::string& run, uint32_t group) {
   return v1::GroupStatus();
 }
 
-uint64_t FakeCoordinator::Counter(const std::string& name) {
+uint64_t MachineDriver::Counter(const std::string& name) {
   const v1::StatusReply reply = Status();
   auto it = reply.counters().find(name);
   return it == reply.counters().end() ? 0 : it->second;
 }
 
-std::optional<v1::CommitRecord> FakeCoordinator::Commit(const std::string& run,
-                                                        uint32_t round) const {
+std::optional<v1::CommitRecord> MachineDriver::Commit(const std::string& run,
+                                                      uint32_t round) const {
   auto it = store_.find(CommitKey(run, round));
   if (it == store_.end()) return std::nullopt;
   v1::CommitRecord commit;
@@ -233,7 +233,7 @@ std::optional<v1::CommitRecord> FakeCoordinator::Commit(const std::string& run,
   return commit;
 }
 
-std::optional<cadre::Send> FakeCoordinator::TakeSent() {
+std::optional<cadre::Send> MachineDriver::TakeSent() {
   if (in_flight_.empty()) return std::nullopt;
   std::optional<cadre::Send> send = std::move(in_flight_.front());
   in_flight_.pop_front();
