@@ -122,6 +122,12 @@ class MachineTest : public ::testing::Test {
     AddMembers(aggregators, workers);
     return cluster_.Submit(spec);
   }
+  // Two shards, and groups of one worker each that have started.
+  std::string Begin(uint32_t groups, const v1::RunSpec& spec) {
+    const std::string run = SubmitTo(2, groups, spec);
+    for (uint32_t g = 0; g < groups; ++g) EXPECT_EQ(StateOf(run, g), v1::GROUP_STATE_TRAINING);
+    return run;
+  }
   v1::GroupState StateOf(const std::string& run, uint32_t group = 0) {
     return cluster_.Group(run, group).state();
   }

@@ -15,7 +15,7 @@ class MachineEvaluationTest : public MachineTest {
  protected:
   // Two groups that contribute to the last round of the run and do not evaluate.
   std::string BeginLastRound() {
-    const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 5, 5));
+    const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
     Train(run, 0);
     cluster_.behaviour.evaluate = false;
     Train(run, 1);
@@ -26,7 +26,7 @@ class MachineEvaluationTest : public MachineTest {
 
 TEST_F(MachineEvaluationTest, AdoptingGroupsShareTestSplit) {
   // An epoch has 10 steps.
-  const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 10, 100));
+  const std::string run = Begin(2, MakeSpec(2, 1, 10, 100));
   Train(run, 0);
   cluster_.behaviour.evaluate = false;
   Train(run, 1);
@@ -49,7 +49,7 @@ TEST_F(MachineEvaluationTest, AdoptingGroupsShareTestSplit) {
 }
 
 TEST_F(MachineEvaluationTest, InvalidEvaluationIsRefused) {
-  const std::string run = SubmitTo(2, 1, MakeSpec(1, 1, 20, 100));
+  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
   cluster_.behaviour.evaluate = false;
   Train(run);
   FakeWorker& lead = cluster_.Lead(run, 0);
@@ -66,7 +66,7 @@ TEST_F(MachineEvaluationTest, InvalidEvaluationIsRefused) {
 }
 
 TEST_F(MachineEvaluationTest, EvaluationOfTooFewLabelsIsRefused) {
-  const std::string run = SubmitTo(2, 1, MakeSpec(1, 1, 20, 100));
+  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
   cluster_.behaviour.evaluate = false;
   Train(run);
   FakeWorker& lead = cluster_.Lead(run, 0);
@@ -78,7 +78,7 @@ TEST_F(MachineEvaluationTest, EvaluationOfTooFewLabelsIsRefused) {
 }
 
 TEST_F(MachineEvaluationTest, EvaluationWithoutFiniteLossIsRefused) {
-  const std::string run = SubmitTo(2, 1, MakeSpec(1, 1, 20, 100));
+  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
   cluster_.behaviour.evaluate = false;
   Train(run);
   FakeWorker& lead = cluster_.Lead(run, 0);
@@ -135,7 +135,7 @@ TEST_F(MachineEvaluationTest, GroupIsFormedToEvaluate) {
 }
 
 TEST_F(MachineEvaluationTest, ReformedGroupGetsLostPart) {
-  const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 10, 100));
+  const std::string run = Begin(2, MakeSpec(2, 1, 10, 100));
   Train(run, 0);
   cluster_.behaviour.evaluate = false;
   Train(run, 1);

@@ -224,7 +224,7 @@ TEST_F(MachineIdenticalBatchesTest, NetworksOfCadreHaveNone) {
 }
 
 TEST_F(MachineMetricsTest, DiscrepancySumsShards) {
-  const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 5, 1000));
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 1000));
   EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
   cluster_.behaviour.variance_between_groups = 1;
   cluster_.behaviour.displacement = 4;
@@ -257,7 +257,7 @@ TEST_F(MachineMetricsTest, DiscrepancySumsShards) {
 }
 
 TEST_F(MachineMetricsTest, UnknownDiscrepancyIsSkipped) {
-  const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 5, 100));
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   cluster_.behaviour.displacement = 4;
   for (const double variance : {std::numeric_limits<double>::quiet_NaN(), 3.0}) {
     cluster_.behaviour.variance_between_groups = variance;
@@ -270,7 +270,7 @@ TEST_F(MachineMetricsTest, UnknownDiscrepancyIsSkipped) {
 }
 
 TEST_F(MachineMetricsTest, OneGroupHasNoDiscrepancy) {
-  const std::string run = SubmitTo(2, 1, MakeSpec(1, 1, 5, 100));
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
   cluster_.behaviour.variance_between_groups = 1;
   cluster_.behaviour.displacement = 4;
   Train(run);

@@ -14,13 +14,6 @@ using ::testing::HasSubstr;
 
 class MachineRoundTest : public MachineTest {
  protected:
-  // Two shards, and groups of one worker each that train only on request.
-  std::string Begin(uint32_t groups, const v1::RunSpec& spec) {
-    AddMembers(2, groups);
-    const std::string run = cluster_.Submit(spec);
-    for (uint32_t g = 0; g < groups; ++g) EXPECT_EQ(StateOf(run, g), v1::GROUP_STATE_TRAINING);
-    return run;
-  }
   // Sends the contribution, and makes the worker send it again after a reconnect.
   void Contribute(FakeWorker& lead, const v1::Contributed& contributed) {
     lead.contributed = contributed;
