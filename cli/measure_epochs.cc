@@ -25,9 +25,9 @@
 #include "cli/render.h"
 #include "cli/spec_file.h"
 #include "cli/table.h"
+#include "lab/time_to_accuracy.h"
 #include "model/validate.h"
 #include "plan/cluster_profile.h"
-#include "plan/cost/time_to_accuracy.h"
 #include "proto/cadre/v1/profile.pb.h"
 
 namespace cadre {

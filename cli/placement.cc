@@ -17,6 +17,7 @@
 #include "cli/commands.h"
 #include "cli/spec_file.h"
 #include "cli/table.h"
+#include "lab/placement_program.h"
 #include "plan/placement/placement_problem.h"
 #include "tensor/mesh.h"
 
@@ -241,8 +242,8 @@ absl::StatusOr<int> ShowPlacement(const Invocation& in) {
   // Each line of the message names file, line and column.
   if (absl::IsInvalidArgument(problem.status())) return FailSpec(in.console, problem.status());
   CADRE_RETURN_IF_ERROR(problem.status());
-  absl::StatusOr<PlacedGraph> placement =
-      PlaceGraph(*problem, {.solver_seconds = in.line.Value<double>("solver-seconds")});
+  const PlacementProgram program({.seconds = in.line.Value<double>("solver-seconds")});
+  absl::StatusOr<PlacedGraph> placement = PlaceGraph(*problem, {.solver = &program});
   if (!placement.ok()) return Fail(in.console, Annotate(placement.status(), path));
   const PlacementReport report{*std::move(problem), *std::move(placement)};
   Print(ToJson(report), ToText(report), in.global, in.console);

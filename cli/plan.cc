@@ -16,10 +16,10 @@
 #include "cli/plan_render.h"
 #include "cli/render.h"
 #include "cli/spec_file.h"
+#include "lab/plan_report.h"
+#include "lab/time_to_accuracy.h"
 #include "model/validate.h"
 #include "plan/cluster_profile.h"
-#include "plan/cost/time_to_accuracy.h"
-#include "plan/report/plan_report.h"
 
 namespace cadre {
 namespace {

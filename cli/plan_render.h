@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/render.h"
-#include "plan/report/plan_report.h"
+#include "lab/plan_report.h"
 
 namespace cadre {
 

@@ -25,6 +25,7 @@
 #include "bench/harness.h"
 #include "bench/step/step.h"
 #include "bench/training.h"
+#include "lab/placement_program.h"
 #include "plan/pipeline.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/placed_prediction.h"
@@ -145,7 +146,9 @@ class KnownTimesRun {
   }
 
   absl::StatusOr<Plan> Place(const PlanProblem& problem, nlohmann::ordered_json* line) const {
-    CADRE_ASSIGN_OR_RETURN(PlacedPlan placed, PlaceLayersOnRanks(problem, problem.ranks));
+    const PlacementProgram program;
+    CADRE_ASSIGN_OR_RETURN(PlacedPlan placed,
+                           PlaceLayersOnRanks(problem, problem.ranks, {.solver = &program}));
     for (int l = 0; l < graph_.size(); ++l) {
       (*line)["placement"][graph_[l].name] = placed.placement.schedule.device[l];
     }

@@ -20,7 +20,9 @@
 #include "bench/step/step.h"
 #include "bench/training.h"
 #include "comm/link_probe.h"
+#include "lab/placement_program.h"
 #include "member/agreement.h"
+#include "plan/cost/group_hybrid.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/planner.h"
 #include "plan/search/prediction.h"
@@ -199,7 +201,9 @@ class ModelPlans {
       }
       for (const Candidate& staged : StagedPlans(problem)) AddIfNew("stages", staged.plan);
       if (FLAGS_placed && problem.ranks > 1) {
-        CADRE_ASSIGN_OR_RETURN(const PlacedPlan placed, PlaceLayersOnRanks(problem, problem.ranks));
+        const PlacementProgram program;
+        CADRE_ASSIGN_OR_RETURN(const PlacedPlan placed,
+                               PlaceLayersOnRanks(problem, problem.ranks, {.solver = &program}));
         AddIfNew("placed", placed.candidate.plan);
       }
     }

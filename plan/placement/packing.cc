@@ -1,6 +1,5 @@
 // Bin packing into devices of different sizes. First fit in order of decreasing size solves nearly
-// all instances; the others are decided by an integer program, which also proves that there is no
-// packing.
+// all instances; the others are left to a solver, which may also prove that there is no packing.
 //
 // With MemoryReserve a scheduler can place operators in any order and never reaches a state in
 // which the next operator fits nowhere. It reserves memory for a packing of the operators that are
@@ -10,17 +9,11 @@
 #include "plan/placement/packing.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "plan/placement/integer_program.h"
-
 namespace cadre {
 namespace {
-
-constexpr double kParts = 1e6;
 
 std::vector<int> BySize(const PlacementProblem& problem) {
   std::vector<int> ops = problem.order;
@@ -56,59 +49,15 @@ std::vector<int> FirstFit(const PlacementProblem& problem, const std::vector<int
   return packing;
 }
 
-absl::StatusOr<std::vector<int>> SolvePacking(const PlacementProblem& problem, double seconds) {
-  const double part = MemoryPart(problem);
-  IntegerProgram program;
-  std::vector<IntegerProgram::Terms> loads(problem.devices.size());
-  for (const PlacementProblem::Operator& op : problem.ops) {
-    IntegerProgram::Terms one;
-    for (size_t d = 0; d < problem.devices.size(); ++d) {
-      const int placed = program.AddBinary();
-      one.push_back({placed, 1});
-      loads[d].push_back({placed, std::ceil(op.memory_bytes / part)});
-    }
-    program.AddRow(one, '=', 1);
-  }
-  for (size_t d = 0; d < problem.devices.size(); ++d) {
-    if (!problem.limited(d)) continue;
-    program.AddRow(loads[d], '<', std::floor(problem.devices[d].memory_bytes / part));
-  }
-  const IntegerProgram::Answer answer = program.Minimise(seconds);
-  if (answer.outcome == IntegerProgram::Outcome::kInfeasible) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no placement fits: no assignment of the operators keeps every device within its "
-        "memory_bytes",
-        part > 1 ? absl::StrCat(" (counted in units of ", part, " bytes)") : ""));
-  }
-  if (answer.values.empty()) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("no placement that fits into memory was found in ", seconds,
-                     " seconds; allow more, or give the devices more memory_bytes"));
-  }
-  std::vector<int> packing;
-  for (size_t i = 0; i < problem.ops.size(); ++i) {
-    const auto begin = answer.values.begin() + (i * problem.devices.size());
-    packing.push_back(std::max_element(begin, begin + problem.devices.size()) - begin);
-  }
-  return packing;
-}
-
 }  // namespace
 
-double MemoryPart(const PlacementProblem& problem) {
-  int64_t largest = 1;
-  for (const auto& device : problem.devices) largest = std::max(largest, device.memory_bytes);
-  return std::max(1.0, std::ceil(largest / kParts));
-}
-
-absl::StatusOr<std::vector<int>> PackMemory(const PlacementProblem& problem, double seconds) {
+absl::StatusOr<std::vector<int>> PackMemory(const PlacementProblem& problem,
+                                            const PlacementSolver* solver) {
   const std::vector<bool> none(problem.ops.size(), false);
   std::vector<int> packing = FirstFit(problem, BySize(problem), none, RoomOf(problem));
   if (!packing.empty()) return packing;
-  if (seconds == 0) {
-    return absl::DeadlineExceededError("first fit found no placement that fits into memory");
-  }
-  return SolvePacking(problem, seconds);
+  if (solver != nullptr) return solver->Pack(problem);
+  return absl::DeadlineExceededError("first fit found no placement that fits into memory");
 }
 
 MemoryReserve::MemoryReserve(const PlacementProblem& problem, std::vector<int> packing)

@@ -7,18 +7,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "plan/placement/placement_problem.h"
+#include "plan/placement/placement_solver.h"
 
 namespace cadre {
 
-// The unit in which integer programs count memory: a millionth of the largest device, at least one
-// byte. The operators' sizes are rounded up, so the solutions fit.
-double MemoryPart(const PlacementProblem& problem);
-
 // Returns a device for every operator so that all operators fit: by first fit in order of
-// decreasing size or, if this fails, by an integer program within `seconds` (0: none). Errors:
-// ResourceExhausted if there is no packing; DeadlineExceeded if none was found in time.
-absl::StatusOr<std::vector<int>> PackMemory(const PlacementProblem& problem, double seconds);
+// decreasing size or, if this fails, by `solver` (null: none). Errors: ResourceExhausted if there
+// is no packing; DeadlineExceeded if none was found in time.
+absl::StatusOr<std::vector<int>> PackMemory(const PlacementProblem& problem,
+                                            const PlacementSolver* solver);
 
 // Maintains a packing of the operators that are not placed yet, so that operators can be placed one
 // by one and the remaining ones always fit.

@@ -1,9 +1,10 @@
 // List scheduling comes first: it always gives a result, whose distance from the lower bound is
-// known. The integer program can only improve this result. Its lower bound replaces the first one
-// if it is higher, so the reported gap never grows.
+// known. A solver can only improve this result. Its lower bound replaces the first one if it is
+// higher, so the reported gap never grows.
 #include "plan/placement/placer.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/status.h"
@@ -14,8 +15,8 @@ namespace {
 
 // Relative difference up to which a makespan counts as equal to its lower bound.
 constexpr double kRounding = 1e-9;
-// The same for a bound of the integer program.
-constexpr double kProgramRounding = 2e-6;
+// The same for a bound of the solver.
+constexpr double kSolverRounding = 2e-6;
 
 // The fastest single device, for the speed-up. Its memory may not suffice, which is reported.
 void AddSerial(const PlacementProblem& problem, PlacedGraph& placement) {
@@ -48,18 +49,19 @@ bool MeetsBound(const PlacedGraph& placement) {
   return placement.schedule.makespan <= placement.lower_bound * (1 + kRounding);
 }
 
-void Solve(const PlacementProblem& problem, const TimeWindows& windows,
-           const PlacerOptions& options, PlacedGraph& placement) {
-  ProgramResult answer =
-      SolvePlacement(problem, windows, placement.schedule, options.solver_seconds);
-  if (answer.schedule) placement.schedule = *std::move(answer.schedule);
+void Improve(const PlacementProblem& problem, const TimeWindows& windows,
+             const PlacementSolver& solver, PlacedGraph& placement) {
+  std::optional<PlacementSolver::Result> answer =
+      solver.Improve(problem, windows, placement.schedule);
+  if (!answer) return;
+  if (answer->schedule) placement.schedule = *std::move(answer->schedule);
   const double makespan = placement.schedule.makespan;
-  placement.lower_bound = std::clamp(answer.lower_bound, placement.lower_bound, makespan);
-  if (answer.solved && makespan <= placement.lower_bound * (1 + kProgramRounding)) {
+  placement.lower_bound = std::clamp(answer->lower_bound, placement.lower_bound, makespan);
+  if (answer->solved && makespan <= placement.lower_bound * (1 + kSolverRounding)) {
     placement.lower_bound = makespan;
   }
   placement.method = MeetsBound(placement) ? PlacementMethod::kExact
-                     : answer.solved       ? PlacementMethod::kSharedLinks
+                     : answer->solved      ? PlacementMethod::kSharedLinks
                                            : PlacementMethod::kTimeLimit;
 }
 
@@ -81,16 +83,15 @@ absl::string_view MethodName(PlacementMethod method) {
 
 absl::StatusOr<PlacedGraph> PlaceGraph(const PlacementProblem& problem,
                                        const PlacerOptions& options) {
-  CADRE_ASSIGN_OR_RETURN(const std::vector<int> packing,
-                         PackMemory(problem, options.solver_seconds));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<int> packing, PackMemory(problem, options.solver));
   const TimeWindows windows = WindowsOf(problem);
   PlacedGraph placement{.schedule = ListSchedule(problem, packing, options.max_visits)};
   placement.list_makespan = placement.schedule.makespan;
   placement.lower_bound = std::min(LowerBound(problem, windows), placement.schedule.makespan);
   if (MeetsBound(placement)) {
     placement.method = PlacementMethod::kExact;
-  } else if (options.solver_seconds > 0 && ProgramSize(problem) <= options.max_program_size) {
-    Solve(problem, windows, options, placement);
+  } else if (options.solver != nullptr) {
+    Improve(problem, windows, *options.solver, placement);
   }
   AddSerial(problem, placement);
   AddTransfers(problem, placement);

@@ -3,17 +3,17 @@
 //   CADRE_ASSIGN_OR_RETURN(const PlacementProblem problem, ReadOperatorGraph("graph.textproto"));
 //   CADRE_ASSIGN_OR_RETURN(const PlacedGraph placement, PlaceGraph(problem));
 //
-// First a list schedule is made. If its makespan equals the lower bound, it is optimal. Otherwise,
-// if the graph is small enough, the integer program searches for a shorter schedule and, if time
-// permits, proves that there is none. The result is the best schedule found, with its gap to the
-// lower bound. A device sends one tensor and receives one tensor at a time; only the integer
-// program omits this, as Pal et al. 2019 do, so that its result is a bound.
+// First a list schedule is made. If its makespan equals the lower bound, it is optimal. Otherwise a
+// solver, if one is given, searches for a shorter schedule and may prove that there is none. The
+// result is the best schedule found, with its gap to the lower bound. A device sends one tensor and
+// receives one tensor at a time; only the solver omits this, as Pal et al. 2019 do, so that its
+// result is a bound.
 //
 // A result contains a device for every operator, the order of the operators of each device (by
 // start), and the transfers with their routes. Workers execute placements of layers in the order of
 // the model (PlacementProblem.in_order).
 //
-// Thread-compatible; one call with a solver at a time in a process, because it has global state.
+// Thread-safe without a solver; with one, its rules hold.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "plan/placement/schedule.h"
+#include "plan/placement/placement_solver.h"
 
 namespace cadre {
 
 struct PlacerOptions {
-  // Time limit of the solver; 0: list scheduling alone. Results are deterministic unless it is
-  // reached.
-  double solver_seconds = 10;
-  // The integer program is used only up to this ProgramSize (plan/placement/schedule.h).
-  int64_t max_program_size = 4'000;
+  // Null: list scheduling alone, whose results do not depend on the clock. Borrowed.
+  const PlacementSolver* solver = nullptr;
   // Operators and edges that the local search of list scheduling may visit, over all schedules; ten
   // million take about a second.
   int64_t max_visits = 20'000'000;
@@ -44,7 +41,7 @@ enum class PlacementMethod {
   // The solver's bound, for tensors that do not wait for one another, is not reached; the best
   // schedule found.
   kSharedLinks,
-  // The graph is too large for the solver.
+  // There is no solver, or the graph is too large for it.
   kListScheduling,
 };
 // "exact", "time limit", "shared links", "list scheduling".

@@ -1,12 +1,10 @@
-// Schedules, which state when and where each operator runs: heuristics and the integer program that
-// make them, and lower bounds on their makespan.
+// Schedules, which state when and where each operator runs: heuristics that make them, and lower
+// bounds on their makespan.
 //
-// Values and pure functions; thread-safe except for SolvePlacement, which is thread-compatible like
-// IntegerProgram.
+// Values and pure functions; thread-safe.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "plan/placement/placement_problem.h"
@@ -43,26 +41,6 @@ TimeWindows WindowsOf(const PlacementProblem& problem);
 // A lower bound on the makespan: the larger of the longest path (heads plus tails) and the total
 // work divided by the number of devices.
 double LowerBound(const PlacementProblem& problem, const TimeWindows& windows);
-
-// The result of the integer program, which is solved as if messages did not wait for one another.
-struct ProgramResult {
-  // The schedule of its placement, if that is shorter than the known one.
-  std::optional<OperatorSchedule> schedule;
-  // Whether the program was solved within the time limit: no placement has a shorter schedule than
-  // `lower_bound`.
-  bool solved = false;
-  // A lower bound on the makespan; 0: unknown.
-  double lower_bound = 0;
-};
-
-// Searches for a schedule shorter than `known` by more than a millionth, by an integer program
-// (placement_program.cc). Requires: `known` fits.
-ProgramResult SolvePlacement(const PlacementProblem& problem, const TimeWindows& windows,
-                             const OperatorSchedule& known, double seconds);
-
-// An estimate of the program's size: pairs of operators times devices, plus edges times pairs of
-// devices.
-int64_t ProgramSize(const PlacementProblem& problem);
 
 // reaches[i][j]: whether there is a path from operator i to operator j.
 std::vector<std::vector<bool>> Reaches(const PlacementProblem& problem);

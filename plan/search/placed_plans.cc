@@ -28,6 +28,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plan/cost/collective_cost.h"
+#include "plan/cost/communication_cost.h"
+#include "plan/cost/group_hybrid.h"
 #include "plan/layer_part.h"
 #include "plan/search/layer_bytes.h"
 #include "plan/search/prediction.h"
@@ -157,8 +159,7 @@ std::vector<Candidate> PlacedPlans(const PlanProblem& problem, double max_second
     const Mesh mesh = MeshOf(problem, devices);
     const absl::StatusOr<PlacementProblem> operators = PlacementOf(problem, mesh);
     if (!operators.ok() || !MayBeFaster(*operators, problem.micro_batches, max_seconds)) continue;
-    const absl::StatusOr<PlacedGraph> placed =
-        PlaceGraph(*operators, {.solver_seconds = 0, .max_visits = kMaxVisits});
+    const absl::StatusOr<PlacedGraph> placed = PlaceGraph(*operators, {.max_visits = kMaxVisits});
     if (!placed.ok() || !UsesAllDevices(placed->schedule, devices)) continue;
     Candidate plan = CandidateOf(problem, mesh, placed->schedule);
     if (limit == 0 || plan.prediction.memory_bytes <= limit) plans.push_back(std::move(plan));

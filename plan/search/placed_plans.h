@@ -1,8 +1,7 @@
 // Plans that place each layer on one rank, so that branches of a model are computed concurrently
 // (Pal et al. 2019). placed_plans.cc explains the model.
 //
-// Pure functions; thread-safe, except that PlaceLayersOnRanks is so only without a solver
-// (PlacerOptions.solver_seconds).
+// Pure functions; thread-safe, except that PlaceLayersOnRanks is so only without a solver.
 #pragma once
 
 #include <vector>

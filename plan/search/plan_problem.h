@@ -15,8 +15,8 @@
 #include "model/layer_placement.h"
 #include "model/op_indices.h"
 #include "model/parameter_index.h"
-#include "plan/cost/paper_strategies.h"
 #include "plan/search/hardware_model.h"
+#include "plan/search/strategy.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "tensor/mesh.h"
 

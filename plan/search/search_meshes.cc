@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "plan/cost/collective_cost.h"
+#include "plan/cost/communication_cost.h"
 #include "plan/cost/group_hybrid.h"
 #include "plan/cost/network_shape.h"
 #include "plan/search/search.h"

@@ -14,6 +14,7 @@
 
 #include "model/balanced_stages.h"
 #include "plan/cost/collective_cost.h"
+#include "plan/cost/group_hybrid.h"
 #include "plan/layer_part.h"
 #include "plan/pipeline.h"
 #include "plan/search/layer_bytes.h"

@@ -1,6 +1,6 @@
 // Tests `cadre formula`: one number from the papers for each result, which shows that parameters
 // and results are connected correctly (tests/plan/cost tests all numbers), and invalid input.
-#include "cli/formulas.h"
+#include "lab/formulas.h"
 
 #include <cmath>
 #include <map>

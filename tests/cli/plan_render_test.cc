@@ -1,4 +1,4 @@
-// Plan reports as text and JSON; tests/plan/report tests their values.
+// Plan reports as text and JSON; tests/lab tests their values.
 #include "cli/plan_render.h"
 
 #include <gmock/gmock.h>
@@ -8,11 +8,11 @@
 #include <string>
 #include <utility>
 
-#include "cli/formulas.h"
 #include "cli/placement.h"
+#include "lab/formulas.h"
 #include "plan/placement/placement_problem.h"
 #include "tests/cli/json_document.h"
-#include "tests/plan/report/questions.h"
+#include "tests/lab/questions.h"
 
 namespace cadre {
 namespace {

@@ -1,5 +1,5 @@
 // Tests the flags and files of `cadre plan`. plan_render_test.cc tests its output,
-// tests/plan/report the values.
+// tests/lab the values.
 #include <fstream>
 #include <string>
 

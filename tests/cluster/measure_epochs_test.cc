@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "plan/cost/time_to_accuracy.h"
+#include "lab/time_to_accuracy.h"
 #include "proto/cadre/v1/profile.pb.h"
 #include "tests/cluster/cluster.h"
 

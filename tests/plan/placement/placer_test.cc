@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "lab/placement_program.h"
 #include "plan/placement/packing.h"
 #include "plan/placement/placement_problem.h"
 #include "plan/placement/schedule.h"
@@ -22,7 +23,11 @@ using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
 // Long enough that a busy machine does not affect results.
-constexpr PlacerOptions kPatient = {.solver_seconds = 60};
+const PlacementProgram kProgram({.seconds = 60});
+const PlacerOptions kPatient = {.solver = &kProgram};
+// The program packs operators into memory, but every graph is too large for it to place them.
+const PlacementProgram kPacking({.max_size = 0});
+const PlacerOptions kListsWithPacking = {.solver = &kPacking};
 
 // a -> {b, c} -> d on two devices, with `bytes` on every edge and one byte per second.
 std::string Diamond(int bytes) {
@@ -177,7 +182,7 @@ TEST(PlacerTest, ListSchedulingGap) {
     if (!minimum) continue;
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     const PlacementProblem problem = PlacementProblemOf(graph);
-    const auto placement = PlaceGraph(problem, {.max_program_size = 0});
+    const auto placement = PlaceGraph(problem, kListsWithPacking);
     ASSERT_TRUE(placement.ok()) << placement.status();
     ExpectLegal(problem, placement->schedule);
     EXPECT_GE(placement->schedule.makespan, *minimum * (1 - 1e-9));
@@ -252,7 +257,7 @@ TEST(PlacerTest, DividesLessWhereMessagesWait) {
                     "' bytes: 2 } edge { from: 'b", i, "' to: 'last' bytes: 2 } ");
   }
   const PlacementProblem problem = Problem(text);
-  const auto placement = PlaceGraph(problem, {.max_program_size = 0});
+  const auto placement = PlaceGraph(problem, kListsWithPacking);
   ASSERT_TRUE(placement.ok()) << placement.status();
   EXPECT_DOUBLE_EQ(placement->schedule.makespan, 12);
   ExpectLegal(problem, placement->schedule);
@@ -285,7 +290,7 @@ TEST(PlacerTest, InOrderSchedulesAreLegal) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     PlacementProblem problem = PlacementProblemOf(graph);
     problem.in_order = true;
-    const auto placement = PlaceGraph(problem, {.solver_seconds = 0});
+    const auto placement = PlaceGraph(problem);
     if (absl::IsDeadlineExceeded(placement.status())) continue;  // memory
     ASSERT_TRUE(placement.ok()) << placement.status();
     ExpectLegal(problem, placement->schedule);
@@ -312,7 +317,7 @@ TEST(PlacerTest, MovesChains) {
   PlacementProblem problem = Problem(text + R"(
     device { name: "one" } device { name: "two" } link { from: "one" to: "two" bandwidth: 1 })");
   problem.in_order = true;
-  const auto placement = PlaceGraph(problem, {.solver_seconds = 0});
+  const auto placement = PlaceGraph(problem);
   ASSERT_TRUE(placement.ok()) << placement.status();
   EXPECT_DOUBLE_EQ(placement->schedule.makespan, 1 + 12) << "one branch has no message before it";
 }
@@ -321,7 +326,7 @@ TEST(PlacerTest, LargeGraphsUseListScheduling) {
   const v1::OperatorGraph graph =
       testing::RandomGraph(11, {.min_ops = 300, .max_ops = 300, .max_devices = 4});
   const PlacementProblem problem = PlacementProblemOf(graph);
-  const auto placement = PlaceGraph(problem);
+  const auto placement = PlaceGraph(problem, kPatient);
   ASSERT_TRUE(placement.ok()) << placement.status();
   EXPECT_EQ(placement->method, PlacementMethod::kListScheduling);
   ExpectLegal(problem, placement->schedule);
@@ -333,8 +338,8 @@ TEST(PlacerTest, TimeLimitGivesBestFound) {
   const v1::OperatorGraph graph =
       testing::RandomGraph(1003, {.min_ops = 30, .max_ops = 30, .max_devices = 4});
   const PlacementProblem problem = PlacementProblemOf(graph);
-  const auto placement =
-      PlaceGraph(problem, {.solver_seconds = 0.02, .max_program_size = 1'000'000});
+  const PlacementProgram brief({.seconds = 0.02, .max_size = 1'000'000});
+  const auto placement = PlaceGraph(problem, {.solver = &brief});
   ASSERT_TRUE(placement.ok()) << placement.status();
   EXPECT_EQ(placement->method, PlacementMethod::kTimeLimit);
   ExpectLegal(problem, placement->schedule);
@@ -363,7 +368,7 @@ TEST(PlacerTest, TransfersHaveRoutes) {
     device { name: "one" } device { name: "two" } switch: "s"
     link { from: "one" to: "s" alpha: 0.25 bandwidth: 8 }
     link { from: "s" to: "two" alpha: 0.25 bandwidth: 16 })");
-  const auto placement = PlaceGraph(problem);
+  const auto placement = PlaceGraph(problem, kPatient);
   ASSERT_TRUE(placement.ok()) << placement.status();
   EXPECT_DOUBLE_EQ(placement->schedule.makespan, 5 + 1.25 + 1);
   ASSERT_EQ(placement->transfers.size(), 1u);
@@ -375,7 +380,7 @@ TEST(PlacerTest, TransfersHaveRoutes) {
 TEST(PlacerTest, OneDeviceIsSerial) {
   const PlacementProblem problem =
       Problem("op { name: 'a' seconds: 2 } op { name: 'b' seconds: 3 } device { name: 'one' }");
-  const auto placement = PlaceGraph(problem);
+  const auto placement = PlaceGraph(problem, kPatient);
   ASSERT_TRUE(placement.ok());
   EXPECT_DOUBLE_EQ(placement->schedule.makespan, 5);
   EXPECT_DOUBLE_EQ(placement->speedup(), 1);
@@ -385,7 +390,7 @@ TEST(PlacerTest, OneDeviceIsSerial) {
 TEST(PlacerTest, OperatorsWithoutDuration) {
   const PlacementProblem problem =
       Problem("op { name: 'a' seconds: 0 } op { name: 'b' seconds: 0 } device { name: 'one' }");
-  const auto placement = PlaceGraph(problem);
+  const auto placement = PlaceGraph(problem, kPatient);
   ASSERT_TRUE(placement.ok());
   EXPECT_DOUBLE_EQ(placement->schedule.makespan, 0);
   EXPECT_DOUBLE_EQ(placement->speedup(), 1);
@@ -397,7 +402,7 @@ TEST(PlacerTest, AvoidsSlowDevice) {
     op { name: "a" seconds: 2 on { device: "slow" seconds: 20 } }
     op { name: "b" seconds: 2 on { device: "slow" seconds: 20 } }
     device { name: "slow" } device { name: "fast" } link { from: "slow" to: "fast" bandwidth: 1 })");
-  const auto placement = PlaceGraph(problem);
+  const auto placement = PlaceGraph(problem, kPatient);
   ASSERT_TRUE(placement.ok());
   EXPECT_DOUBLE_EQ(placement->schedule.makespan, 4);
   EXPECT_EQ(placement->serial_device, 1);
@@ -435,7 +440,7 @@ TEST(PlacerTest, PackingBeyondFirstFit) {
     device { name: "one" memory_bytes: 10 } device { name: "two" memory_bytes: 10 }
     link { from: "one" to: "two" bandwidth: 1 })";
   const PlacementProblem problem = Problem(graph);
-  const auto placement = PlaceGraph(problem);
+  const auto placement = PlaceGraph(problem, kPatient);
   ASSERT_TRUE(placement.ok()) << placement.status();
   EXPECT_TRUE(FitsMemory(problem, placement->schedule.device));
   EXPECT_FALSE(placement->serial_fits);
@@ -448,7 +453,7 @@ TEST(PlacerTest, ReportsInfeasibleMemory) {
     op { name: "c" seconds: 1 memory_bytes: 5 }
     device { name: "one" memory_bytes: 9 } device { name: "two" memory_bytes: 9 }
     link { from: "one" to: "two" bandwidth: 1 })");
-  const auto placement = PlaceGraph(problem);
+  const auto placement = PlaceGraph(problem, kPatient);
   EXPECT_EQ(placement.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(placement.status().message()), HasSubstr("no placement fits"));
 }
@@ -484,7 +489,7 @@ TEST(PlacerTest, ReserveKeepsRemainderPackable) {
     const v1::OperatorGraph graph = testing::RandomGraph(seed);
     if (!FindGraphProblems(graph).empty()) continue;
     const PlacementProblem problem = PlacementProblemOf(graph);
-    const auto packing = PackMemory(problem, 10);
+    const auto packing = PackMemory(problem, &kProgram);
     if (!packing.ok()) continue;
     MemoryReserve reserve(problem, *packing);
     std::vector<int> device;
