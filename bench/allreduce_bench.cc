@@ -10,17 +10,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <set>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,13 +27,11 @@
 #include "base/status.h"
 #include "bench/allreduce/rank.h"
 #include "bench/harness.h"
-#include "comm/transport/thread_transport.h"
 
 DEFINE_int32(ranks, 2, "Number of ranks. With more ranks than cores the times are not meaningful.");
-DEFINE_string(
-    transport, "shm",
-    "One or more of shm, tcp, threads, gloo and socket (a plain exchange, which adds nothing), "
-    "separated by commas.");
+DEFINE_string(transport, "shm",
+              "One or more of shm, tcp, gloo and socket (a plain exchange, which adds nothing), "
+              "separated by commas.");
 DEFINE_string(algorithm, "auto",
               "One or more of auto, ring, butterfly and halving-doubling. For gloo "
               "auto is the fastest of its five at each size.");
@@ -65,7 +60,7 @@ constexpr char kUsage[] =
     "\n"
     "All-reduce by size; one JSON line per size on stdout. algbw is bytes / seconds and busbw is\n"
     "algbw * 2 (p - 1) / p, both in GB/s (10^9 bytes per second), as in nccl-tests. Ranks are\n"
-    "processes, except for the transport threads. Exit code 1: a sum was wrong.";
+    "processes. Exit code 1: a sum was wrong.";
 
 absl::StatusOr<DType> DTypeFromFlag(const std::string& name) {
   if (name == "float32" || name == "fp32") return DType::kFloat32;
@@ -104,8 +99,7 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   return settings;
 }
 
-// Starts all ranks: one process for each rank of the group of processes, and one process whose
-// threads are the ranks of the group of threads. The calling process only waits for them.
+// Starts a process for each rank. The calling process only waits for them.
 class Ranks {
  public:
   Ranks(const Settings& settings, const Comparison& comparison, Board& board)
@@ -127,43 +121,14 @@ class Ranks {
     if (mkdtemp(gloo_folder_.data()) == nullptr) {
       return absl::ResourceExhaustedError("cannot create a temporary folder");
     }
-    int group = 0;
-    if (!std::ranges::all_of(comparison_.variants, &Variant::is_over_threads)) {
-      for (int rank = 0; rank < FLAGS_ranks; ++rank) {
-        CADRE_RETURN_IF_ERROR(Fork([&] { RunOrExit(BoardRank(board_, 0, rank), nullptr); }));
-      }
-      ++group;
-    }
-    if (std::ranges::any_of(comparison_.variants, &Variant::is_over_threads)) {
-      CADRE_RETURN_IF_ERROR(Fork([&] { RunThreads(group); }));
-    }
+    for (int rank = 0; rank < FLAGS_ranks; ++rank) CADRE_RETURN_IF_ERROR(Fork(rank));
     while (!children_.empty()) CADRE_RETURN_IF_ERROR(WaitForOne());
     return absl::OkStatus();
   }
 
  private:
-  // Ends the process on an error, because its peers may wait for it in a collective.
-  void RunOrExit(const BoardRank& self, std::unique_ptr<Transport> transport) {
-    const absl::Status status =
-        RunRank(settings_, comparison_, gloo_folder_, self, std::move(transport));
-    if (status.ok()) return;
-    board_.Fail(status);
-    _exit(1);
-  }
-
-  void RunThreads(int group) {
-    std::vector<std::unique_ptr<Transport>> transports =
-        MakeThreadTransports(FLAGS_ranks, absl::Seconds(FLAGS_timeout));
-    std::vector<std::thread> ranks;
-    for (int rank = 0; rank < FLAGS_ranks; ++rank) {
-      ranks.emplace_back(
-          [&, rank] { RunOrExit(BoardRank(board_, group, rank), std::move(transports[rank])); });
-    }
-    for (std::thread& rank : ranks) rank.join();
-  }
-
   // Errors: ResourceExhausted.
-  absl::Status Fork(const std::function<void()>& run) {
+  absl::Status Fork(int rank) {
     const pid_t parent = getpid();
     const pid_t child = fork();
     if (child < 0) return absl::ResourceExhaustedError("cannot create a process");
@@ -172,9 +137,13 @@ class Ranks {
       return absl::OkStatus();
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() == parent) run();
+    if (getppid() != parent) _exit(0);
+    const absl::Status status =
+        RunRank(settings_, comparison_, gloo_folder_, BoardRank(board_, rank));
+    // The peers may wait for this rank in a collective.
+    if (!status.ok()) board_.Fail(status);
     // Destructors of objects that belong to the parent must not run here.
-    _exit(0);
+    _exit(status.ok() ? 0 : 1);
   }
 
   absl::Status WaitForOne() {
@@ -210,10 +179,8 @@ absl::Status Run() {
     std::fprintf(stderr, "%d ranks on %d cores: the times are not meaningful\n", FLAGS_ranks,
                  cores);
   }
-  const auto threads = std::ranges::count_if(comparison.variants, &Variant::is_over_threads);
-  const bool both = threads > 0 && threads < std::ssize(comparison.variants);
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<Board> board,
-                         Board::Make(both ? 2 : 1, FLAGS_ranks, absl::Seconds(FLAGS_timeout)));
+                         Board::Make(FLAGS_ranks, absl::Seconds(FLAGS_timeout)));
   return Ranks(settings, comparison, *board).Run();
 }
 

@@ -98,12 +98,6 @@ class CadreRanks {
 
 }  // namespace
 
-Fabric MakeCadreFabric(std::unique_ptr<Transport> transport) {
-  return [ranks = std::make_shared<CadreRanks>(std::move(transport))](absl::string_view algorithm) {
-    return ranks->Make(algorithm);
-  };
-}
-
 absl::StatusOr<Fabric> ConnectCadre(BoardRank& self, bool tcp, int connections) {
   CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({}));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> peers, self.AllGather(listener->address()));
@@ -122,7 +116,9 @@ absl::StatusOr<Fabric> ConnectCadre(BoardRank& self, bool tcp, int connections) 
                                                       " are not connected by ",
                                                       tcp ? "TCP" : "shared memory"));
   }
-  return MakeCadreFabric(std::move(transport));
+  return [ranks = std::make_shared<CadreRanks>(std::move(transport))](absl::string_view algorithm) {
+    return ranks->Make(algorithm);
+  };
 }
 
 }  // namespace cadre::bench

@@ -18,9 +18,7 @@ namespace {
 
 constexpr int64_t kMaxBytes = int64_t{16} << 30;
 
-bool IsOurs(const std::string& fabric) {
-  return fabric == "shm" || fabric == "tcp" || fabric == "threads";
-}
+bool IsOurs(const std::string& fabric) { return fabric == "shm" || fabric == "tcp"; }
 
 // The implementations for which the name of an algorithm stands. Errors: InvalidArgument for an
 // unknown name or an impossible combination; those of GlooAlgorithms.
@@ -34,8 +32,8 @@ absl::StatusOr<std::vector<std::string>> AlgorithmsBehind(const Variant& name,
     return absl::InvalidArgumentError("the socket transport needs 2 ranks");
   }
   if (!IsOurs(name.fabric)) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown transport '", name.fabric,
-                                                   "'; known: shm, tcp, threads, gloo, socket"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown transport '", name.fabric, "'; known: shm, tcp, gloo, socket"));
   }
   if (name.algorithm != "auto" && !AlgorithmFromName(name.algorithm).has_value()) {
     return absl::InvalidArgumentError(

@@ -25,7 +25,6 @@ struct Variant {
   std::string fabric;
   std::string algorithm;
 
-  bool is_over_threads() const { return fabric == "threads"; }
   friend bool operator==(const Variant&, const Variant&) = default;
 };
 
@@ -58,7 +57,7 @@ struct Comparison {
 struct ComparisonOptions {
   int ranks = 2;
   DType dtype = DType::kFloat32;
-  // "shm", "tcp", "threads", "gloo", "socket".
+  // "shm", "tcp", "gloo", "socket".
   std::vector<std::string> transports;
   // "auto", "ring", "butterfly", "halving-doubling".
   std::vector<std::string> algorithms;

@@ -17,7 +17,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "bench/allreduce/board.h"
-#include "comm/transport/transport.h"
 #include "tensor/dtype.h"
 
 namespace cadre::bench {
@@ -62,14 +61,10 @@ using Fabric =
     std::function<absl::StatusOr<std::unique_ptr<AllReduce>>(absl::string_view algorithm)>;
 
 // The collectives of Cadre. The algorithms are those of tensor/collective.h and "auto", which
-// measures the links and chooses the algorithm with the lowest cost for each size. `transport`
-// connects the ranks already; threads use this.
-Fabric MakeCadreFabric(std::unique_ptr<Transport> transport);
-
-// Like MakeCadreFabric, but first connects the ranks, which are processes: over TCP with
-// `connections` connections per pair of ranks (0: as many as in a training group), or over shared
-// memory. Errors: FailedPrecondition if a connection is not of the requested kind, e.g. TCP because
-// shared memory is not available.
+// measures the links and chooses the algorithm with the lowest cost for each size. Ranks are
+// connected over TCP with `connections` connections per pair (0: as many as in a training group),
+// or over shared memory. Errors: FailedPrecondition if a connection is not of the requested kind,
+// e.g. TCP because shared memory is not available.
 absl::StatusOr<Fabric> ConnectCadre(BoardRank& self, bool tcp, int connections);
 
 // Gloo over TCP on the loopback device. `folder` is initially empty; ranks write their addresses to

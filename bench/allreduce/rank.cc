@@ -1,11 +1,11 @@
-// One size is measured in three phases, each of which all ranks of all groups run together:
+// One size is measured in three phases, each of which all ranks run together:
 //
 //   verify   For one algorithm after the other: prepare the buffers, sum data whose sums are exact
 //            (exact_data.h), count wrong elements. A barrier separates preparation from the first
 //            message, because a rank must not send to buffers that its peer has not registered.
 //   measure  The loop of bench/harness.h. A rank returns the maximum time over all ranks, so that
 //            all choose the same number of iterations and stop after the same pass over the
-//            variants. Ranks of the other group contribute 0 and return the maximum, too.
+//            variants.
 //   finish   Release the buffers when no rank uses them any more.
 #include "bench/allreduce/rank.h"
 
@@ -25,13 +25,11 @@ namespace {
 class Rank {
  public:
   Rank(const Settings& settings, const Comparison& comparison, const std::string& gloo_folder,
-       const BoardRank& self, std::unique_ptr<Transport> transport)
+       const BoardRank& self)
       : settings_(settings),
         comparison_(comparison),
         gloo_folder_(gloo_folder),
         self_(self),
-        is_thread_(transport != nullptr),
-        transport_(std::move(transport)),
         profile_(settings.profile),
         data_(settings.sizes.back()),
         input_(settings.in_place.back() ? 0 : data_.size()) {}
@@ -42,7 +40,7 @@ class Rank {
     for (const int64_t bytes : settings_.sizes) {
       for (const bool in_place : settings_.in_place) {
         CADRE_ASSIGN_OR_RETURN(const std::vector<Measurement> measured, Measure(bytes, in_place));
-        if (self_.group() != 0 || self_.rank() != 0) continue;
+        if (self_.rank() != 0) continue;
         for (const Row& row : comparison_.rows) {
           const nlohmann::ordered_json line = Line(comparison_, row, measured, self_.ranks(),
                                                    settings_.comparison.dtype, bytes, in_place);
@@ -55,23 +53,18 @@ class Rank {
   }
 
  private:
-  // The groups connect one after the other, because "auto" measures the links when it is created.
   absl::Status Connect() {
     for (const Variant& variant : comparison_.variants) {
-      CADRE_RETURN_IF_ERROR(self_.BarrierOfAll());
-      algorithms_.emplace_back();
-      if (variant.is_over_threads() != is_thread_) continue;
       Fabric& fabric = fabrics_[variant.fabric];
       if (fabric == nullptr) {
         CADRE_ASSIGN_OR_RETURN(fabric, MakeFabric(variant.fabric));
       }
-      CADRE_ASSIGN_OR_RETURN(algorithms_.back(), fabric(variant.algorithm));
+      CADRE_ASSIGN_OR_RETURN(algorithms_.emplace_back(), fabric(variant.algorithm));
     }
     return absl::OkStatus();
   }
 
   absl::StatusOr<Fabric> MakeFabric(const std::string& name) {
-    if (is_thread_) return MakeCadreFabric(std::move(transport_));
     if (name == "gloo") return ConnectGloo(self_, gloo_folder_);
     if (name == "socket") return ConnectSocket(self_);
     return ConnectCadre(self_, /*tcp=*/name == "tcp", settings_.connections);
@@ -90,31 +83,25 @@ class Rank {
     profile_ = false;
     CADRE_ASSIGN_OR_RETURN(const std::vector<Timing> timings,
                            MeasureInterleaved(runs, settings_.effort));
-    CADRE_RETURN_IF_ERROR(self_.BarrierOfAll());
+    CADRE_RETURN_IF_ERROR(self_.Barrier());
     for (int64_t i = 0; i < std::ssize(algorithms_); ++i) {
       measured[i].timing = timings[i];
-      if (algorithms_[i] != nullptr) algorithms_[i]->Finish();
+      algorithms_[i]->Finish();
     }
     return measured;
   }
 
   // Runs the variant once on exact data. The result has no timing yet. Equal on all ranks.
   absl::StatusOr<Measurement> Verify(int64_t variant) {
-    std::string name;
-    double wrong = 0;
-    if (AllReduce* const algorithm = algorithms_[variant].get(); algorithm != nullptr) {
-      const absl::StatusOr<int64_t> counted = CountWrong(*algorithm);
-      if (!counted.ok()) return Named(counted.status(), variant);
-      wrong = static_cast<double>(*counted);
-      name = algorithm->name();
-      if (profile_ && self_.rank() == 0 && !algorithm->explanation().empty()) {
-        std::fprintf(stderr, "%s: %s\n", comparison_.variants[variant].fabric.c_str(),
-                     algorithm->explanation().c_str());
-      }
+    AllReduce& algorithm = *algorithms_[variant];
+    const absl::StatusOr<int64_t> wrong = CountWrong(algorithm);
+    if (!wrong.ok()) return Named(wrong.status(), variant);
+    if (profile_ && self_.rank() == 0 && !algorithm.explanation().empty()) {
+      std::fprintf(stderr, "%s: %s\n", comparison_.variants[variant].fabric.c_str(),
+                   algorithm.explanation().c_str());
     }
-    Measurement measured;
-    CADRE_ASSIGN_OR_RETURN(measured.algorithm, self_.First(name));
-    CADRE_ASSIGN_OR_RETURN(const double errors, self_.Sum(wrong));
+    Measurement measured{.algorithm = algorithm.name()};
+    CADRE_ASSIGN_OR_RETURN(const double errors, self_.Sum(static_cast<double>(*wrong)));
     measured.errors = static_cast<int64_t>(errors);
     return measured;
   }
@@ -138,13 +125,8 @@ class Rank {
 
   // Seconds of the slowest rank.
   absl::StatusOr<double> Time(int64_t variant, int iterations) {
-    double seconds = 0;
-    if (algorithms_[variant] != nullptr) {
-      const absl::StatusOr<double> own = TimeOwn(*algorithms_[variant], iterations);
-      if (!own.ok()) return Named(own.status(), variant);
-      seconds = *own;
-    }
-    return self_.Max(seconds);
+    const absl::StatusOr<double> own = TimeOwn(*algorithms_[variant], iterations);
+    return own.ok() ? self_.Max(*own) : Named(own.status(), variant);
   }
 
   absl::StatusOr<double> TimeOwn(AllReduce& algorithm, int iterations) {
@@ -171,11 +153,9 @@ class Rank {
   const Comparison& comparison_;
   const std::string& gloo_folder_;
   BoardRank self_;
-  const bool is_thread_;
-  std::unique_ptr<Transport> transport_;
   bool profile_;
   std::map<std::string, Fabric> fabrics_;
-  // By variant; null if the variant runs on another group. Then this rank waits while it runs.
+  // By variant.
   std::vector<std::unique_ptr<AllReduce>> algorithms_;
   std::vector<std::byte> data_;
   std::vector<std::byte> input_;
@@ -185,9 +165,8 @@ class Rank {
 }  // namespace
 
 absl::Status RunRank(const Settings& settings, const Comparison& comparison,
-                     const std::string& gloo_folder, const BoardRank& self,
-                     std::unique_ptr<Transport> transport) {
-  return Rank(settings, comparison, gloo_folder, self, std::move(transport)).Run();
+                     const std::string& gloo_folder, const BoardRank& self) {
+  return Rank(settings, comparison, gloo_folder, self).Run();
 }
 
 }  // namespace cadre::bench

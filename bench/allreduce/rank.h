@@ -1,11 +1,10 @@
 // What one rank of bench_allreduce does: it connects the fabrics, verifies and measures all
-// variants at each size, and prints the lines if it is rank 0 of the first group.
+// variants at each size, and prints the lines if it is rank 0.
 //
-// Thread-safe: ranks that are threads call it at the same time.
+// Thread-compatible.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,7 +12,6 @@
 #include "bench/allreduce/board.h"
 #include "bench/allreduce/comparison.h"
 #include "bench/harness.h"
-#include "comm/transport/transport.h"
 
 namespace cadre::bench {
 
@@ -30,11 +28,9 @@ struct Settings {
   bool profile = false;
 };
 
-// All ranks of all groups call it together. `gloo_folder` is initially empty. `transport` connects
-// a rank that is a thread with its group, and is null for a process. Errors: those of connecting
-// and measuring; DataLoss on the printing rank if a sum was wrong.
+// All ranks call it together. `gloo_folder` is initially empty. Errors: those of connecting and
+// measuring; DataLoss on the printing rank if a sum was wrong.
 absl::Status RunRank(const Settings& settings, const Comparison& comparison,
-                     const std::string& gloo_folder, const BoardRank& self,
-                     std::unique_ptr<Transport> transport);
+                     const std::string& gloo_folder, const BoardRank& self);
 
 }  // namespace cadre::bench
