@@ -32,7 +32,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -45,7 +44,6 @@
 #include "worker/train/replica.h"
 
 DEFINE_string(model, "lenet", "A model of the zoo, or a run file.");
-DEFINE_string(zoo, "", "Folder of run files to take the model from, instead of the built-in zoo.");
 DEFINE_int32(batch, 32, "Samples of a step, over all ranks.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
 DEFINE_int32(steps, 10, "Number of timed steps; the median is reported.");
@@ -324,11 +322,8 @@ absl::Status Run() {
                                          {"--steps", FLAGS_steps},
                                          {"--ranks", FLAGS_ranks}}));
   if (FLAGS_warmup < 0) return absl::InvalidArgumentError("--warmup must not be negative");
-  const bool built_in = FLAGS_zoo.empty() || absl::EndsWith(FLAGS_model, ".textproto");
-  const std::string model =
-      built_in ? FLAGS_model : absl::StrCat(FLAGS_zoo, "/", FLAGS_model, ".textproto");
   CADRE_ASSIGN_OR_RETURN(const v1::RunSpec::Precision precision, PrecisionNamed(FLAGS_precision));
-  CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = model,
+  CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = FLAGS_model,
                                                       .batch = FLAGS_batch,
                                                       .ranks = FLAGS_ranks,
                                                       .model_ranks = FLAGS_model_ranks,
