@@ -11,7 +11,6 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
-#include <time.h>
 
 #include <atomic>
 #include <memory>
@@ -205,14 +204,10 @@ class Flood {
 
 // Uses `share` of one core on average, also when other threads compete for the cores.
 void Burn(double share, absl::Time end) {
-  const auto used = [] {
-    timespec time{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return absl::DurationFromTimespec(time);
-  };
   const absl::Time begin = absl::Now();
   while (absl::Now() < end) {
-    if (used() > share * (absl::Now() - begin)) absl::SleepFor(absl::Milliseconds(1));
+    if (absl::Seconds(ThreadSeconds()) > share * (absl::Now() - begin))
+      absl::SleepFor(absl::Milliseconds(1));
   }
 }
 

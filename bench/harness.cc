@@ -102,6 +102,12 @@ std::vector<std::string> InstructionSets() {
   return {};
 }
 
+double SecondsOn(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<Timing>> MeasureInterleaved(const std::vector<TimedRun>& variants,
@@ -126,11 +132,8 @@ double SecondsOf(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double ProcessorSeconds() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return time.tv_sec + time.tv_nsec * 1e-9;
-}
+double ProcessorSeconds() { return SecondsOn(CLOCK_PROCESS_CPUTIME_ID); }
+double ThreadSeconds() { return SecondsOn(CLOCK_THREAD_CPUTIME_ID); }
 
 Timing Measure(const std::function<void()>& work, const Effort& effort) {
   const TimedRun run = [&](int iterations) {

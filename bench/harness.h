@@ -48,8 +48,9 @@ Timing Measure(const std::function<void()>& work, const Effort& effort = {});
 // Wall-clock seconds of one call.
 double SecondsOf(const std::function<void()>& work);
 
-// Processor time of all threads of this process, up to now.
+// Processor time of all threads of this process, and of this thread, up to now.
 double ProcessorSeconds();
+double ThreadSeconds();
 
 // The first fields of an output line: the name of the benchmark, the CPU that it ran on, and the
 // instruction sets of that CPU on which the speed of products depends.

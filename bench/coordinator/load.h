@@ -52,7 +52,7 @@ absl::StatusOr<nlohmann::ordered_json> MeasureMachine(const LoadOptions& options
 
 // Drives a cadre-coordinator in a child process, with a store on disk, over real Join streams, each
 // with a connection of its own. Returns the fields of the output line; `setup_seconds` is the limit
-// until all groups train. Errors: FailedPrecondition if the limit of open files is too low;
+// until all groups train. Errors: ResourceExhausted if the limit of open files is too low;
 // NotFound without the program; DeadlineExceeded if the setup takes too long; Internal if members
 // and coordinator disagree, for example on the number of heartbeats.
 absl::StatusOr<nlohmann::ordered_json> MeasureStreams(const LoadOptions& options);

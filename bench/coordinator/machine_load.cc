@@ -21,7 +21,6 @@
 //
 // Memory: what the destructor of the state machine returns to the allocator.
 #include <malloc.h>
-#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -83,12 +82,6 @@ enum Kind {
 constexpr std::array<const char*, kKinds> kKindNames = {
     "heartbeat", "progress", "contributed", "commit",      "adopted",
     "join",      "prepared", "lease_loss",  "status_page", "other"};
-
-double ThreadSeconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 
 // Bytes that the allocator has given out.
 int64_t AllocatedBytes() {

@@ -20,12 +20,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <deque>
-#include <filesystem>
 #include <memory>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,13 +33,14 @@
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "base/file.h"
+#include "base/file_limit.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "base/status.h"
 #include "bench/coordinator/fake_member.h"
 #include "bench/coordinator/load.h"
 #include "bench/harness.h"
+#include "cli/command_options.h"
 #include "cli/local_cluster.h"
 #include "cli/work_folder.h"
 #include "coordinator/client/coordinator_client.h"
@@ -56,24 +54,11 @@ constexpr int kHeartbeatsPerProbe = 4;
 // Streams that have not received Welcome yet; below the backlog of a listening socket.
 constexpr int kMaxJoining = 100;
 // Open files of each of the two processes, besides the connections.
-constexpr rlim_t kOtherFiles = 256;
+constexpr uint64_t kOtherFiles = 256;
 // Run of the probes; no run has this id.
 constexpr char kProbeRun[] = "probe";
 constexpr absl::Duration kPoll = absl::Milliseconds(2);
 constexpr absl::Duration kCallTimeout = absl::Seconds(30);
-
-// Child processes inherit the limit.
-absl::Status RaiseFileLimit(int streams) {
-  const rlim_t needed = static_cast<rlim_t>(streams) + kOtherFiles;
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return ErrnoStatus(errno, "read", "limits");
-  if (limit.rlim_cur >= needed) return absl::OkStatus();
-  const rlimit raised{needed, std::max(needed, limit.rlim_max)};
-  if (setrlimit(RLIMIT_NOFILE, &raised) == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(streams, " streams need ", needed, " open files, but the hard limit is ",
-                   limit.rlim_max, "; raise it (ulimit -Hn) or use fewer --streams"));
-}
 
 v1::MemberMessage Probe() {
   v1::MemberMessage message;
@@ -474,26 +459,22 @@ class StreamLoad {
   v1::StatusReply counters_;
 };
 
-std::string FolderOfThisProgram() {
-  std::error_code error;
-  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path().string();
-}
-
 }  // namespace
 
 absl::StatusOr<nlohmann::ordered_json> MeasureStreams(const LoadOptions& options) {
-  CADRE_RETURN_IF_ERROR(RaiseFileLimit(options.workers));
+  // Child processes inherit the limit.
+  CADRE_RETURN_IF_ERROR(CheckDescriptors(options.workers + kOtherFiles));
+  CADRE_ASSIGN_OR_RETURN(const std::string own_folder, ProgramsFolder());
   CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
   CADRE_ASSIGN_OR_RETURN(
       const std::unique_ptr<LocalCluster> cluster,
-      LocalCluster::Start(
-          {.programs = options.programs.empty() ? FolderOfThisProgram() : options.programs,
-           .folder = folder.path(),
-           .workers = 0,
-           .aggregators = 0,
-           .insecure = true,
-           .lease = options.lease,
-           .restart = false}));
+      LocalCluster::Start({.programs = options.programs.empty() ? own_folder : options.programs,
+                           .folder = folder.path(),
+                           .workers = 0,
+                           .aggregators = 0,
+                           .insecure = true,
+                           .lease = options.lease,
+                           .restart = false}));
   CADRE_ASSIGN_OR_RETURN(nlohmann::ordered_json result,
                          StreamLoad(options, cluster->coordinator()).Run());
   cluster->Shutdown();

@@ -214,7 +214,7 @@ class CoordinatorTest(unittest.TestCase):
     def test_names_the_limit_of_open_files(self):
         result = self.coordinator("--streams", "2000000000")
         self.assertEqual(result.returncode, 1)
-        self.assertIn("2000000256 open files", result.stderr)
+        self.assertIn("2000000256 are needed", result.stderr)
 
 
 class AggregatorTest(unittest.TestCase):
