@@ -1,6 +1,5 @@
 """The cluster under test: real processes, each on a host of its own (a network namespace) or all on loopback."""
 import ctypes
-import json
 import os
 import shutil
 import socket
@@ -8,6 +7,8 @@ import struct
 import subprocess
 import threading
 import time
+
+import runner
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COORDINATOR = "coordinator"
@@ -76,16 +77,16 @@ class Member:
             return 0
 
 
-class Cluster:
+class Cluster(runner.Cluster):
     """Starts, stops and disturbs the members. `hosts` is None without namespaces. Thread-safe, but only one thread
     may act on a member at a time."""
 
     def __init__(self, args, folder, history, hosts):
+        super().__init__(args.bin, folder, hosts)
         self.args = args
-        self.folder = folder
         self.history = history
-        self.hosts = hosts
-        self.port = 7000 if hosts else free_port()
+        self.host = self._host(COORDINATOR)
+        self.coordinator = f"{self._address(self.host)}:{7000 if hosts else free_port()}"
         self.run = ""
         names = member_names(args)
         self.members = {name: Member(name, role, os.path.join(folder, name)) for name, role in names.items()}
@@ -122,7 +123,7 @@ class Cluster:
         # A host name of its own, as members on one host are treated alike.
         command = ["unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"', member.name,
                    *self._command(member)] if self.hosts else self._command(member)
-        member.process = subprocess.Popen(self._on_host(member.name, command), stdout=log, stderr=log,
+        member.process = subprocess.Popen(self._on(self._host(member.name), command), stdout=log, stderr=log,
                                           stdin=subprocess.DEVNULL, env=environment)
         log.close()
         member.started = self.history.add("process_up", member=member.name)
@@ -160,8 +161,7 @@ class Cluster:
         """Registers the run with the coordinator again, once the aggregators have joined it."""
         self.await_status(lambda status: len(status["aggregators"]) == len(self.of_role("aggregator")), 30,
                           "the aggregators join the new coordinator")
-        command = [self._program("cadre"), "adopt", "--insecure", "--coordinator", self._address(COORDINATOR, self.port)]
-        subprocess.run(self._on_host(COORDINATOR, command), stdout=subprocess.DEVNULL, check=True)
+        self.call("adopt")
 
     def signal(self, member, number):
         if member.alive:
@@ -186,12 +186,11 @@ class Cluster:
 
     def status(self, timeout=1):
         """The coordinator's status; None if it does not answer."""
-        command = [self._program("cadre"), "status", "--insecure", "--coordinator", self._address(COORDINATOR, self.port),
-                   "--timeout", f"{timeout}s", "--quiet", "-o", "json"]
-        # From the coordinator's own host, so that faults of links do not blind the observer.
-        done = subprocess.run(self._on_host(COORDINATOR, command), stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, check=False)
-        return json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
+        try:
+            # From the coordinator's own host, so that faults of links do not blind the observer.
+            return self.call("status", "--timeout", f"{timeout}s")
+        except RuntimeError:
+            return None
 
     def await_status(self, predicate, seconds, what):
         deadline = time.monotonic() + seconds
@@ -206,16 +205,13 @@ class Cluster:
     def submit(self):
         """Submits the run."""
         args = self.args
-        path = os.path.join(self.folder, "run.textproto")
+        path = self.path("run.textproto")
         with open(path, "w", encoding="utf-8") as file:
             file.write(RUN.format(width=args.width, every_steps=args.every_steps, quorum=args.quorum,
                                   grace_ms=args.grace_ms,
                                   max_solo_steps=args.max_solo_steps, groups=args.groups, ranks=args.ranks,
                                   min_ranks=args.min_ranks or args.ranks, seed=args.seed + 1))
-        command = [self._program("cadre"), "run", path, "--insecure", "--detach", "-o", "json", "--coordinator",
-                   self._address(COORDINATOR, self.port)]
-        done = subprocess.run(self._on_host(COORDINATOR, command), stdout=subprocess.PIPE, check=True)
-        self.run = json.loads(done.stdout)["run"]
+        self.run = self.call("run", path, "--detach")["run"]
 
     def stop_all(self):
         for member in self.members.values():
@@ -223,11 +219,12 @@ class Cluster:
                 self.kill(member)
 
     def _command(self, member):
-        coordinator = f"--coordinator={self._address(COORDINATOR, self.port)}"
-        port = self.port if member.role == "coordinator" else 7001 if self.hosts else 0
-        common = ["--insecure", f"--listen={self._address(member.name, port)}", "--logtostderr"]
-        program = self._program(f"cadre-{member.role}")
-        if member.role == "coordinator":
+        is_coordinator = member.role == "coordinator"
+        address = f"{self._address(self._host(member.name))}:{7001 if self.hosts else 0}"
+        common = ["--insecure", f"--listen={self.coordinator if is_coordinator else address}", "--logtostderr"]
+        coordinator = f"--coordinator={self.coordinator}"
+        program = f"{self.programs}/cadre-{member.role}"
+        if is_coordinator:
             # The replay needs the commit records of all rounds.
             return [program, *common, f"--store={member.folder}/store.db", f"--lease-ms={self.args.lease_ms}",
                     "--keep-commits=1000000000"]
@@ -238,14 +235,8 @@ class Cluster:
         return [program, *common, coordinator, f"--name={member.name}", "--threads=1", f"--shared-memory={shared}",
                 "--data-root=/", "--checkpoint-root=/"]
 
-    def _address(self, name, port):
-        return f"{self.hosts.address(name) if self.hosts else '127.0.0.1'}:{port}"
-
-    def _on_host(self, name, command):
-        return self.hosts.command(name, command) if self.hosts else command
-
-    def _program(self, name):
-        return os.path.join(self.args.bin, name)
+    def _host(self, name):
+        return name if self.hosts else None
 
     def _build_clock_library(self):
         path = os.path.join(self.folder, "clock_shift.so")

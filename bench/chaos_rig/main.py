@@ -17,10 +17,8 @@ from chaos_rig import faults, report
 from chaos_rig.cluster import COORDINATOR, LINK_RATE, Cluster, member_names, processes_of
 from chaos_rig.history import History, Observer
 from chaos_rig.replay import Archive, commits, replay
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from hosts import Hosts  # noqa: E402
-from runner import cpu_model  # noqa: E402
+from hosts import Hosts
+from runner import cpu_model
 
 # Set in the process that has namespaces of its own: its folder.
 INSIDE = "CADRE_CHAOS_INSIDE"
