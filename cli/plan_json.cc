@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "cli/plan_render.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
@@ -38,8 +37,6 @@ Json Array(const std::vector<T>& values, F json) {
 
 // Formulas yield fractions of bytes.
 int64_t Bytes(double bytes) { return std::ceil(bytes); }
-
-std::string GridText(const Grid& grid) { return absl::StrCat(grid.pr, "x", grid.pc); }
 
 // --- Cadre's own plan ---
 
@@ -188,7 +185,7 @@ Json PaperJson(const PlanReport& report) {
   if (!report.paper) return nullptr;
   const PaperCost& cost = *report.paper;
   Json json = {{"mesh", {{"data", cost.grid.pc}, {"model", cost.grid.pr}}},
-               {"grid", GridText(cost.grid)},
+               {"grid", cost.grid.ToString()},
                {"words_per_rank", cost.communication.words},
                {"alpha_messages", cost.communication.messages},
                {"communication_seconds", KnownSeconds(report, cost.communication_seconds)},
@@ -241,7 +238,7 @@ Json ComparedPlanJson(const Candidate& candidate) {
 Json ComparedJson(const ComparedStrategy& row) {
   Json json = {{"strategy", StrategyName(row.strategy)}};
   if (row.paper) {
-    json.update({{"grid", GridText(row.paper->grid)},
+    json.update({{"grid", row.paper->grid.ToString()},
                  {"words_per_rank", row.paper->communication.words},
                  {"alpha_messages", row.paper->communication.messages},
                  {"communication_seconds", row.paper->communication_seconds},

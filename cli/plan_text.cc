@@ -30,8 +30,6 @@ std::string OrDash(std::optional<double> value, F text) {
   return value ? text(*value) : "-";
 }
 
-std::string GridText(const Grid& grid) { return absl::StrCat(grid.pr, "x", grid.pc); }
-
 // "outputs/model samples/data": index and axes; several axes of one index are multiplied.
 std::string SplitsText(const std::vector<IndexSplit>& splits) {
   if (splits.empty()) return "whole";
@@ -48,7 +46,7 @@ std::string PaperText(const PlanReport& report) {
   const bool known = report.question->link_known();
   std::string text =
       absl::StrFormat("%s by its paper's formulas: grid %s, %.3f words per rank, %.0f messages",
-                      StrategyName(cost.strategy), GridText(cost.grid), cost.communication.words,
+                      StrategyName(cost.strategy), cost.grid.ToString(), cost.communication.words,
                       cost.communication.messages);
   if (known) absl::StrAppend(&text, ", ", Ms(cost.communication_seconds));
   if (cost.closed_form_rows) {
@@ -194,7 +192,7 @@ std::string SensitivityText(const std::vector<Variation>& variations) {
 std::vector<std::string> ComparisonCells(const ComparedStrategy& row) {
   std::vector<std::string> cells = {std::string(StrategyName(row.strategy))};
   if (row.paper) {
-    cells.insert(cells.end(), {GridText(row.paper->grid), Whole(row.paper->communication.words),
+    cells.insert(cells.end(), {row.paper->grid.ToString(), Whole(row.paper->communication.words),
                                Whole(row.paper->communication.messages),
                                Milliseconds(row.paper->communication_seconds)});
   } else if (row.strategy == Strategy::kAuto && row.predicted) {

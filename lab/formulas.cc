@@ -31,6 +31,8 @@
 namespace cadre {
 namespace {
 
+using absl::InvalidArgumentError;
+
 // Doubles represent integers exactly up to here.
 constexpr double kMaxCount = 9e15;
 // Maximum number of ranks, groups and devices.
@@ -102,7 +104,7 @@ Formula AllReduceBy(const char* name, Algorithm algorithm) {
 absl::StatusOr<FormulaResults> EvaluateButterflyLimit(const Numbers& numbers) {
   const int64_t ranks = numbers.Count("ranks");
   if (ranks < 2 || (ranks & (ranks - 1)) != 0) {
-    return absl::InvalidArgumentError("ranks must be a power of two, 2 or more");
+    return InvalidArgumentError("ranks must be a power of two, 2 or more");
   }
   // With two ranks, recursive doubling is faster for every size.
   if (ranks == 2) return FormulaResults{{"butterfly_always", 1}};
@@ -121,7 +123,7 @@ absl::StatusOr<FormulaResults> EvaluateOverlap(const Numbers& numbers) {
   const std::vector<double>& backward = numbers.List("backward");
   const std::vector<double>& communication = numbers.List("communication");
   if (forward.size() != backward.size() || forward.size() != communication.size()) {
-    return absl::InvalidArgumentError(
+    return InvalidArgumentError(
         "forward, backward and communication must have one number per layer");
   }
   std::vector<LayerTimes> layers;
@@ -185,12 +187,10 @@ absl::StatusOr<NetworkShape> NetworkOf(const Numbers& numbers) {
   for (const char* name : {"weights", "inputs", "outputs"}) {
     const std::vector<double>& list = numbers.List(name);
     if (list.size() != layers) {
-      return absl::InvalidArgumentError(
-          "weights, inputs and outputs must have one number per layer");
+      return InvalidArgumentError("weights, inputs and outputs must have one number per layer");
     }
     if (std::accumulate(list.begin(), list.end(), 0.0) > kMaxProduct) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the sum of ", name, " is more than ", kMaxProduct));
+      return InvalidArgumentError(absl::StrCat("the sum of ", name, " is more than ", kMaxProduct));
     }
   }
   NetworkShape network{.flops = numbers["operations"]};
@@ -210,7 +210,7 @@ absl::StatusOr<FormulaResults> EvaluateGroupHybrid(const Numbers& numbers) {
   const int64_t workers = numbers.Count("workers");
   const int64_t group = numbers.Count("group");
   if (workers % group != 0) {
-    return absl::InvalidArgumentError(
+    return InvalidArgumentError(
         absl::StrCat(workers, " workers cannot be divided into groups of ", group));
   }
   const HybridProblem problem = {
@@ -251,8 +251,7 @@ absl::StatusOr<FormulaResults> EvaluateHybridRule(const Numbers& numbers) {
 
 absl::Status CheckProduct(const Numbers& numbers, const char* one, const char* other) {
   if (numbers[one] * numbers[other] <= kMaxProduct) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(one, " times ", other, " is more than ", kMaxProduct));
+  return InvalidArgumentError(absl::StrCat(one, " times ", other, " is more than ", kMaxProduct));
 }
 
 // The traffic of averaging every tau steps (Lee et al. 2020), compared with synchronous steps, and
@@ -276,8 +275,7 @@ absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   if (samples == 0) return results;
   const int64_t batch = numbers.Count("batch");
   if (HierarchicalSteps(samples, groups, batch) == 0) {
-    return absl::InvalidArgumentError(
-        "samples are fewer than groups times batch, those of one step");
+    return InvalidArgumentError("samples are fewer than groups times batch, those of one step");
   }
   results.push_back({"synchronous_steps", 1.0 * SynchronousSteps(samples, batch)});
   results.push_back({"hierarchical_steps", 1.0 * HierarchicalSteps(samples, groups, batch)});
@@ -302,7 +300,7 @@ absl::StatusOr<FormulaResults> EvaluateActivations(const Numbers& numbers) {
 // gradients.
 absl::StatusOr<FormulaResults> EvaluateDiscrepancy(const Numbers& numbers) {
   if (numbers["signal"] == 0 && numbers["noise"] == 0) {
-    return absl::InvalidArgumentError("signal and noise are both 0");
+    return InvalidArgumentError("signal and noise are both 0");
   }
   return FormulaResults{
       {"gamma", ExpectedDiscrepancy(numbers["signal"], numbers["noise"], numbers["groups"])}};
@@ -405,12 +403,11 @@ absl::StatusOr<double> NumberOf(const FormulaParameter& parameter, absl::string_
   const bool number = absl::SimpleAtod(text, &value) && value >= 0 && std::isfinite(value);
   if (number && count && value >= 1 && value <= max && std::floor(value) == value) return value;
   if (number && !count && (value > 0 || kind != Kind::kPositive)) return value;
-  return absl::InvalidArgumentError(
-      absl::StrCat(parameter.name, " is '", text, "', but must be ",
-                   kind == Kind::kRanks      ? "a whole number, 1 to 1048576"
-                   : count                   ? "a whole number, 1 to 9e15"
-                   : kind == Kind::kPositive ? "a number above 0"
-                                             : "a number of at least 0"));
+  return InvalidArgumentError(absl::StrCat(parameter.name, " is '", text, "', but must be ",
+                                           kind == Kind::kRanks ? "a whole number, 1 to 1048576"
+                                           : count              ? "a whole number, 1 to 9e15"
+                                           : kind == Kind::kPositive ? "a number above 0"
+                                                                     : "a number of at least 0"));
 }
 
 // `argument` is "parameter=numbers".
@@ -420,7 +417,7 @@ absl::Status SetNumbers(const Formula& formula, absl::string_view argument, Numb
   for (const FormulaParameter& parameter : formula.parameters) {
     if (parts.first != parameter.name) continue;
     if (numbers.Has(parts.first)) {
-      return absl::InvalidArgumentError(absl::StrCat("duplicate parameter ", parts.first));
+      return InvalidArgumentError(absl::StrCat("duplicate parameter ", parts.first));
     }
     const int commas = IsList(parameter.kind) ? kMaxNumbers : 0;
     std::vector<double> values;
@@ -431,8 +428,7 @@ absl::Status SetNumbers(const Formula& formula, absl::string_view argument, Numb
     numbers.Set(parts.first, std::move(values));
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(formula.name, " has no parameter '", parts.first, "'"));
+  return InvalidArgumentError(absl::StrCat(formula.name, " has no parameter '", parts.first, "'"));
 }
 
 std::string ParametersText(const Formula& formula) {
@@ -451,7 +447,7 @@ absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
   const auto formula = std::find_if(kFormulas.begin(), kFormulas.end(),
                                     [&](const Formula& each) { return each.name == name; });
   if (formula == kFormulas.end()) {
-    return absl::InvalidArgumentError(
+    return InvalidArgumentError(
         absl::StrCat("unknown formula '", name, "'; 'cadre formula' lists them"));
   }
   Numbers numbers;
@@ -461,15 +457,15 @@ absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
   for (const FormulaParameter& parameter : formula->parameters) {
     if (numbers.Has(parameter.name)) continue;
     if (!parameter.fallback) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "missing parameter ", parameter.name, "; usage: ", name, " ", ParametersText(*formula)));
+      return InvalidArgumentError(absl::StrCat("missing parameter ", parameter.name,
+                                               "; usage: ", name, " ", ParametersText(*formula)));
     }
     numbers.Set(parameter.name, {*parameter.fallback});
   }
   CADRE_ASSIGN_OR_RETURN(FormulaResults results, formula->evaluate(numbers));
   for (const auto& [result, value] : results) {
     if (std::isfinite(value)) continue;
-    return absl::InvalidArgumentError(
+    return InvalidArgumentError(
         absl::StrCat(result, " is ", value, ": the numbers are too large or too small"));
   }
   return results;

@@ -17,7 +17,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "plan/cost/communication_cost.h"
 #include "plan/cost/network_shape.h"
 
@@ -30,6 +32,7 @@ struct Grid {
   int64_t pc = 1;
 
   int64_t ranks() const { return pr * pc; }
+  std::string ToString() const { return absl::StrCat(pr, "x", pc); }
   friend bool operator==(const Grid&, const Grid&) = default;
 };
 

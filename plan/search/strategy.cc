@@ -1,43 +1,32 @@
 #include "plan/search/strategy.h"
 
-#include <utility>
-
 namespace cadre {
 namespace {
 
-constexpr std::pair<Strategy, absl::string_view> kNames[] = {
-    {Strategy::kBatch, "batch"},
-    {Strategy::kModel, "model"},
-    {Strategy::kUniformGrid, "uniform-grid"},
-    {Strategy::kConvBatchFcGrid, "conv-batch-fc-grid"},
-    {Strategy::kConvDomainFcGrid, "conv-domain-fc-grid"},
-    {Strategy::kGroupHybrid, "group-hybrid"},
-    {Strategy::kAuto, "auto"},
-};
+constexpr absl::string_view kNames[] = {
+    "batch",        "model", "uniform-grid", "conv-batch-fc-grid", "conv-domain-fc-grid",
+    "group-hybrid", "auto"};
 
 }  // namespace
 
-absl::string_view StrategyName(Strategy strategy) {
-  for (const auto& [each, name] : kNames) {
-    if (each == strategy) return name;
-  }
-  return "";
-}
+absl::string_view StrategyName(Strategy strategy) { return kNames[static_cast<int>(strategy)]; }
 
 std::optional<Strategy> StrategyFromName(absl::string_view name) {
-  for (const auto& [strategy, each] : kNames) {
-    if (each == name) return strategy;
+  for (const Strategy strategy : AllStrategies()) {
+    if (StrategyName(strategy) == name) return strategy;
   }
   return std::nullopt;
 }
 
 const std::vector<Strategy>& AllStrategies() {
   // Never destroyed, so that it can be read during the destruction of static objects.
-  static const auto& all = *[] {
-    auto* strategies = new std::vector<Strategy>();
-    for (const auto& [strategy, name] : kNames) strategies->push_back(strategy);
-    return strategies;
-  }();
+  static const auto& all = *new std::vector<Strategy>{Strategy::kBatch,
+                                                      Strategy::kModel,
+                                                      Strategy::kUniformGrid,
+                                                      Strategy::kConvBatchFcGrid,
+                                                      Strategy::kConvDomainFcGrid,
+                                                      Strategy::kGroupHybrid,
+                                                      Strategy::kAuto};
   return all;
 }
 

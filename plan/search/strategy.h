@@ -1,12 +1,5 @@
-// The strategies of two papers (all but the last: Gholami et al. 2018; the last: Joo, Youn 2021),
-// to which a search can be restricted. A strategy splits
-//
-//   batch               all layers by samples
-//   model               all layers by outputs
-//   uniform-grid        all layers on one grid P_r x P_c by outputs and samples
-//   conv-batch-fc-grid  convolutions by samples over all ranks, fully connected layers on a grid
-//   conv-domain-fc-grid convolutions by rows and samples, and fully connected layers, on one grid
-//   group-hybrid        convolutions by samples, fully connected layers inside groups
+// The strategies of two papers (group hybrid: Joo, Youn 2021; the others: Gholami et al. 2018),
+// to which a search can be restricted.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -18,7 +11,6 @@
 
 namespace cadre {
 
-// The strategies of the table above, and `auto`: the planner's own search over all plans.
 enum class Strategy {
   kBatch,             // every layer by samples
   kModel,             // every layer with weights by outputs
@@ -26,9 +18,9 @@ enum class Strategy {
   kConvBatchFcGrid,   // convolutions by samples; fully connected layers by samples and outputs
   kConvDomainFcGrid,  // convolutions by samples and rows; fully connected as above
   kGroupHybrid,       // as kConvBatchFcGrid, with the grid from the closed form of its paper
-  kAuto,              // every layer in its best way; not a strategy of a paper
+  kAuto,              // every layer in its best way: the search over all plans
 };
-// The names of the table above, and "auto".
+// "batch", "conv-batch-fc-grid", ..., "auto".
 absl::string_view StrategyName(Strategy strategy);
 std::optional<Strategy> StrategyFromName(absl::string_view name);
 const std::vector<Strategy>& AllStrategies();
