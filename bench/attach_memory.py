@@ -8,16 +8,17 @@ Disk is the largest size of both aggregators' folders together. Needs built prog
     deploy/build.sh cadre_group cadre-coordinator cadre-aggregator && bench/attach_memory.py
 """
 import json
+import sys
 import tempfile
 import threading
 from pathlib import Path
 
-from runner import memory, parser, report, use_python_package
+from runner import Cluster, json_lines, memory, parser, report, use_python_package
 
-use_python_package("python/tests")
+use_python_package()
 import cadre  # noqa: E402
-from processes import Cluster  # noqa: E402
 
+AGGREGATORS = ("a", "b")
 EVERY_STEPS = 5
 TENSORS = 16
 
@@ -59,9 +60,11 @@ def measure(cluster, codec, options):
            "averaging": {"every_steps": EVERY_STEPS, "min_groups": 2,
                          **({"up": coding, "down": coding} if coding else {})},
            "cluster": {"groups": 2, "aggregators": 2, "rejoin_wait_ms": 60000}}
-    programs = [cluster.start(f"{codec}{number}", Path(__file__).resolve(), "--values", str(options.values), "--run",
-                              json.dumps(run)) for number in range(2)]
-    folders = [cluster.folder / name for name in ("a", "b")]
+    programs = ("program0", "program1")
+    for name in programs:
+        cluster.start(name, [sys.executable, __file__, "--values", str(options.values), "--run", json.dumps(run),
+                             "--coordinator", cluster.coordinator])
+    folders = [Path(cluster.path(name)) for name in AGGREGATORS]
     largest_disk, ended = 0, threading.Event()
 
     def watch_disk():
@@ -72,24 +75,24 @@ def measure(cluster, codec, options):
     watcher = threading.Thread(target=watch_disk)
     watcher.start()
     try:
-        for program in programs:
-            program.succeed(500)
+        for name in programs:
+            assert cluster.processes[name].wait(500) == 0, Path(cluster.path(f"{name}.log")).read_text()[-3000:]
     finally:
         ended.set()
         watcher.join()
-    ends = [program.lines()[-1] for program in programs]
+    ends = [json_lines(Path(cluster.path(f"{name}.log")).read_text())[-1] for name in programs]
     assert ends[0]["digest"] == ends[1]["digest"]
     size = 4 * options.values
     report(options, "attach_memory", codec=codec, values=options.values, model_bytes=size,
            program_before_attach=max(end["before"] for end in ends),
            program_copies_between_rounds=max((end["between"] - end["before"]) / size for end in ends),
            program_copies_largest=max((end["largest"] - end["before"]) / size for end in ends),
-           aggregator_largest=max(memory(one.pid, "VmHWM") for one in cluster._aggregators.values()),
-           coordinator_largest=memory(cluster._coordinator.pid, "VmHWM"), disk_copies_largest=largest_disk / size)
+           aggregator_largest=max(memory(cluster.processes[name].pid, "VmHWM") for name in AGGREGATORS),
+           coordinator_largest=memory(cluster.processes["coordinator"].pid, "VmHWM"), disk_copies_largest=largest_disk / size)
 
 
 def main():
-    p = parser(__doc__, programs=False)
+    p = parser(__doc__)
     p.add_argument("--values", type=int, default=64 << 20)
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--codecs", default="fp32,e3m0")
@@ -99,12 +102,11 @@ def main():
     if options.run:
         return train(options)
     for codec in options.codecs.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            cluster = Cluster(Path(folder))
-            try:
-                measure(cluster, codec, options)
-            finally:
-                cluster.stop()
+        with tempfile.TemporaryDirectory() as folder, Cluster(options.bin, folder) as cluster:
+            cluster.start_coordinator()
+            for name in AGGREGATORS:
+                cluster.start_aggregator(name)
+            measure(cluster, codec, options)
 
 
 if __name__ == "__main__":

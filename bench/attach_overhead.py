@@ -11,14 +11,12 @@ one JSON line. Needs built programs and PyTorch:
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
-from runner import parser, report, use_python_package
+from runner import Cluster, parser, report, use_python_package
 
-use_python_package("python/tests", "python/examples")
+use_python_package("python/examples")
 import torch  # noqa: E402
 from fashion_mnist import Net  # noqa: E402
-from processes import Cluster  # noqa: E402
 
 import cadre  # noqa: E402
 from cadre._steps import JointSteps  # noqa: E402
@@ -68,7 +66,7 @@ def ordinary(loop, group, blocks, steps):
 
 
 def main():
-    p = parser(__doc__, programs=False)
+    p = parser(__doc__)
     p.add_argument("--blocks", type=int, default=6, help="blocks of steps with the hook")
     p.add_argument("--steps", type=int, default=40, help="steps of a block")
     p.add_argument("--rounds", type=int, default=8)
@@ -76,26 +74,24 @@ def main():
     options = p.parse_args()
     torch.set_num_threads(options.threads)
     loop = Loop()
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder))
-        try:
-            attached = {"coordinator": cluster.address, "insecure": True, "timeout": 60}
-            with cadre.attach(loop.model, loop.optimizer, run=spec("steps", 10**7), **attached) as group:
-                loop.steps(10)
-                with_hook, without, call = ordinary(loop, group, options.blocks, options.steps)
-            boundaries = []
-            with cadre.attach(loop.model, loop.optimizer, run=spec("rounds", 16), **attached) as group:
-                exchange = group._boundary
+    with tempfile.TemporaryDirectory() as folder, Cluster(options.bin, folder) as cluster:
+        cluster.start_coordinator()
+        cluster.start_aggregator("a")
+        attached = {"coordinator": cluster.coordinator, "insecure": True, "timeout": 60}
+        with cadre.attach(loop.model, loop.optimizer, run=spec("steps", 10**7), **attached) as group:
+            loop.steps(10)
+            with_hook, without, call = ordinary(loop, group, options.blocks, options.steps)
+        boundaries = []
+        with cadre.attach(loop.model, loop.optimizer, run=spec("rounds", 16), **attached) as group:
+            exchange = group._boundary
 
-                def timed(timeout):
-                    begin = time.perf_counter()
-                    exchange(timeout)
-                    boundaries.append(time.perf_counter() - begin)
+            def timed(timeout):
+                begin = time.perf_counter()
+                exchange(timeout)
+                boundaries.append(time.perf_counter() - begin)
 
-                group._boundary = timed
-                loop.steps(16 * options.rounds)
-        finally:
-            cluster.stop()
+            group._boundary = timed
+            loop.steps(16 * options.rounds)
     report(options, "attach_overhead", torch=torch.__version__, threads=options.threads,
            parameters=sum(p.numel() for p in loop.model.parameters()), step_ms=1e3 * without,
            step_with_hook_ms=1e3 * with_hook, ratio=with_hook / without, hook_us=1e6 * call, hook_share=call / without,
