@@ -25,7 +25,7 @@ absl::StatusOr<int> RunLocal(const Invocation& in);
 // `cadre probe`: measures this machine, or a cluster's, for one model and writes a cluster profile.
 absl::StatusOr<int> ProbeCluster(const Invocation& in);
 // `cadre measure-epochs`: how many epochs a model takes to reach a target accuracy, by number of
-// workers, measured by emulation (cli/emulation.h).
+// workers, measured by emulation (lab/emulation.h).
 absl::StatusOr<int> MeasureEpochs(const Invocation& in);
 
 // --- Without a cluster ---

@@ -1,4 +1,4 @@
-#include "cli/emulation.h"
+#include "lab/emulation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,7 @@
 // batches. Lengths in steps are therefore divided by that factor (at least 1), which keeps them
 // constant in samples. The rate follows RateRule; a rate that is raised needs a warm-up, since the
 // network changes rapidly at first (Goyal et al. 2017, section 2.2).
-#include "cli/emulation.h"
+#include "lab/emulation.h"
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
