@@ -19,11 +19,11 @@
 namespace cadre {
 namespace {
 
-// The weights are discarded.
-constexpr float kRate = 0.01F;
+// Any rate serves, because the updated weights are discarded.
+constexpr float kLearningRate = 0.01F;
 
 // The transport of a rank whose peers do not take part: what is sent is discarded, and receive
-// buffers are left unchanged. With a device, its data is in the memory of that device.
+// buffers are left unchanged. With a device, the buffers are in the memory of that device.
 class MutedTransport final : public Transport {
  public:
   // `device` may be null.
@@ -69,7 +69,7 @@ class MutedTransport final : public Transport {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Batches of zeros, which are views of one buffer.
+// Batches of zeros. All of them are views of the same buffers.
 class ZeroBatches {
  public:
   ZeroBatches(const Replica& replica, const std::vector<int64_t>& sizes) : replica_(replica) {
@@ -99,50 +99,53 @@ class ZeroBatches {
   std::vector<int32_t> labels_;
 };
 
-absl::StatusOr<v1::Plan> WithAnyCollectives(const v1::RunSpec& spec, const v1::Plan& assigned) {
+// Adds collective algorithms to the assigned plan. They normally depend on the measured link, which
+// is not known yet. An arbitrary link serves: it only decides how gradients are reduced, and the
+// muted transport reduces none.
+absl::StatusOr<v1::Plan> WithArbitraryLink(const v1::RunSpec& spec, const v1::Plan& assigned) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   CADRE_ASSIGN_OR_RETURN(Plan plan, PlanFromProto(assigned, graph, index));
-  // The link is not known yet. It only decides how gradients are reduced.
-  const LinkProfile any{.alpha = 1e-5, .beta = 1e-10};
-  plan = WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(), any,
+  const LinkProfile arbitrary{.alpha = 1e-5, .beta = 1e-10};
+  plan = WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(), arbitrary,
                          v1::LinkProfile::NCCL);
   return PlanToProto(plan, index);
 }
 
-absl::Status Play(Replica& replica, const v1::RunSpec& spec) {
+absl::Status StepAndEvaluate(Replica& replica, const v1::RunSpec& spec) {
   const std::vector<int64_t> sizes = MicroBatchSizes(spec);
-  const int64_t evaluated = replica.EvaluationSamples();
-  std::vector<int64_t> all = sizes;
-  all.push_back(evaluated);
-  const ZeroBatches zeros(replica, all);
+  const int64_t evaluation_samples = replica.EvaluationSamples();
+  std::vector<int64_t> all_sizes = sizes;
+  all_sizes.push_back(evaluation_samples);
+  const ZeroBatches zeros(replica, all_sizes);
   std::vector<BatchView> batches;
   int64_t begin = 0;
   for (const int64_t samples : sizes) {
     batches.push_back(zeros.View(samples, begin));
     begin += samples;
   }
-  const absl::Status stepped = replica.Step(batches, kRate, /*gather=*/true).status();
+  const absl::Status stepped = replica.Step(batches, kLearningRate, /*gather=*/true).status();
+  // OutOfRange: the loss is not finite, which can happen without the peers' values.
   if (!stepped.ok() && !absl::IsOutOfRange(stepped)) return stepped;
-  CADRE_RETURN_IF_ERROR(replica.Evaluate(zeros.View(evaluated, 0)).status());
+  CADRE_RETURN_IF_ERROR(replica.Evaluate(zeros.View(evaluation_samples, 0)).status());
   return replica.AwaitOperations();
 }
 
 }  // namespace
 
 absl::Status WarmUp(const v1::RunSpec& spec, const v1::Plan& plan, Backend& kernels, int rank) {
-  CADRE_ASSIGN_OR_RETURN(const v1::Plan complete, WithAnyCollectives(spec, plan));
+  CADRE_ASSIGN_OR_RETURN(const v1::Plan complete, WithArbitraryLink(spec, plan));
   int ranks = 1;
   for (const v1::MeshAxis& axis : plan.mesh()) ranks *= axis.size();
   Device* const device = kernels.device().is_host() ? nullptr : &kernels.device();
   MutedTransport control(rank, ranks, nullptr);
   MutedTransport data(rank, ranks, device);
-  // Nothing is saved, so no pinned memory is needed for states.
+  // Without checkpoints, the replica allocates no pinned memory for copies of its state.
   v1::RunSpec unsaved = spec;
   unsaved.clear_checkpoint();
   CADRE_ASSIGN_OR_RETURN(const auto replica,
                          Replica::Make(unsaved, complete, kernels, control, data));
-  return Play(*replica, unsaved);
+  return StepAndEvaluate(*replica, unsaved);
 }
 
 }  // namespace cadre

@@ -1,12 +1,12 @@
-// A training step and an evaluation of one rank of a group on devices, without its peers.
+// Runs a training step and an evaluation of one rank of a group on devices, without its peers.
 //
 // The first use of an operation is slow, and unlike later uses it may wait for the whole device:
 // libraries choose and load kernels, cuDNN makes plans, scratch memory is allocated. If that
 // happened while a collective waits for a peer on the device, and the peer's host waits for this
 // rank, the group would stop. So every rank does a step before the devices are connected.
 //
-// Costs a step and the initial weights, which are made twice. Only shapes matter: inputs are zeros,
-// and what peers would send is missing.
+// The cost is a step, and a second initialization of the weights. Only shapes matter: inputs are
+// zeros, and what peers would send is missing.
 #pragma once
 
 #include "absl/status/status.h"
