@@ -22,20 +22,22 @@ std::string ToolkitSoname(absl::string_view library) {
 }
 
 // The folder that bench/gpu_bundle.sh and an installed tree put the vendor's libraries into.
-std::string BesideProgram() {
+std::string BundledLibraryFolder() {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return "";
   return (program.parent_path().parent_path() / "lib" / "cadre-cuda").string();
 }
 
-// Folders to search; an empty one stands for the dynamic loader's own rules.
-std::vector<std::string> Places(const LibrarySearch& search) {
-  std::vector<std::string> places = search.directories;
-  if (std::string beside = BesideProgram(); !beside.empty()) places.push_back(std::move(beside));
-  places.push_back("");
-  places.push_back("/usr/local/cuda/lib64");
-  return places;
+// Folders to search. An empty one stands for the default search path of the dynamic loader.
+std::vector<std::string> SearchFolders(const LibrarySearch& search) {
+  std::vector<std::string> folders = search.directories;
+  if (std::string bundled = BundledLibraryFolder(); !bundled.empty()) {
+    folders.push_back(std::move(bundled));
+  }
+  folders.push_back("");
+  folders.push_back("/usr/local/cuda/lib64");
+  return folders;
 }
 
 absl::Status CheckDirectories(const LibrarySearch& search) {
@@ -43,19 +45,19 @@ absl::Status CheckDirectories(const LibrarySearch& search) {
     std::error_code error;
     if (!std::filesystem::is_directory(directory, error)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "'", directory, "' is no folder; CUDA libraries were to be looked for in it"));
+          "'", directory, "' is not a directory, so it cannot be searched for CUDA libraries"));
     }
   }
   return absl::OkStatus();
 }
 
-// Opens `soname` in `place`; null with the dynamic loader's reason in `why`. A file that does not
-// exist is not tried, which keeps the message short.
-void* Open(const std::string& place, const std::string& soname, std::string& why) {
+// Opens `soname` in `folder`. Returns null, with the reason of the dynamic loader in `why`, if that
+// fails. A file that does not exist is not opened, which keeps the message short.
+void* Open(const std::string& folder, const std::string& soname, std::string& why) {
   std::string file = soname;
-  if (!place.empty()) {
+  if (!folder.empty()) {
     std::error_code error;
-    file = absl::StrCat(place, "/", soname);
+    file = absl::StrCat(folder, "/", soname);
     if (!std::filesystem::exists(file, error)) {
       why = absl::StrCat(file, ": no such file");
       return nullptr;
@@ -65,7 +67,7 @@ void* Open(const std::string& place, const std::string& soname, std::string& why
   if (handle == nullptr) {
     const char* reason = dlerror();
     why = reason == nullptr ? absl::StrCat(file, ": the dynamic loader gave no reason") : reason;
-    if (place.empty()) why = absl::StrCat("the dynamic loader's own places: ", why);
+    if (folder.empty()) why = absl::StrCat("the dynamic loader's own places: ", why);
   }
   return handle;
 }
@@ -97,11 +99,11 @@ void LoadBuiltins(const std::string& library) {
 }
 
 // Loads each dependency that is found, and keeps it loaded.
-void LoadDependencies(const LibraryName& name, const std::vector<std::string>& places) {
+void LoadDependencies(const LibraryName& name, const std::vector<std::string>& folders) {
   std::string ignored;
   for (const std::string& dependency : name.dependencies) {
-    for (const std::string& place : places) {
-      void* const handle = Open(place, dependency, ignored);
+    for (const std::string& folder : folders) {
+      void* const handle = Open(folder, dependency, ignored);
       if (handle == nullptr) continue;
       LoadBuiltins(FileOf(handle, dependency));
       break;
@@ -124,7 +126,8 @@ LibraryName CudnnLibrary() {
           .how_to_get =
               "it comes with NVIDIA's package cudnn9 and with the Python package "
               "nvidia-cudnn-cu13 (nvidia-cudnn-cu12 for CUDA 12)",
-          // cuDNN's engines use cuBLASLt for products, and compile kernels while the program runs.
+          // cuDNN's engines use cuBLASLt for matrix products, and compile kernels while the program
+          // runs.
           .dependencies = {ToolkitSoname("libcublasLt"), ToolkitSoname("libnvrtc")}};
 }
 
@@ -150,19 +153,19 @@ absl::Status LoadedLibrary::FindSymbol(const char* name, void*& symbol) const {
 
 absl::StatusOr<LoadedLibrary> LoadLibrary(const LibraryName& name, const LibrarySearch& search) {
   if (absl::Status checked = CheckDirectories(search); !checked.ok()) return checked;
-  const std::vector<std::string> places = Places(search);
-  LoadDependencies(name, places);
+  const std::vector<std::string> folders = SearchFolders(search);
+  LoadDependencies(name, folders);
   std::vector<std::string> reasons;
-  for (const std::string& place : places) {
+  for (const std::string& folder : folders) {
     std::string why;
-    if (void* handle = Open(place, name.soname, why); handle != nullptr) {
+    if (void* handle = Open(folder, name.soname, why); handle != nullptr) {
       return LoadedLibrary(name.title, FileOf(handle, name.soname), handle);
     }
     reasons.push_back(std::move(why));
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      name.title, " (", name.soname, ") was not found; looked at: ", absl::StrJoin(reasons, "; "),
-      ". ", name.how_to_get, "; --cuda_libraries names folders to look into"));
+      name.title, " (", name.soname, ") was not found; tried: ", absl::StrJoin(reasons, "; "), ". ",
+      name.how_to_get, "; --cuda_libraries lists further directories to search"));
 }
 
 }  // namespace cadre

@@ -1,12 +1,13 @@
-// Loads the vendor's libraries (cuBLASLt, cuDNN, NCCL) while the program runs, so that one program
-// starts both on machines that have them and on machines without a GPU.
+// Loads the vendor's libraries (cuBLASLt, cuDNN, NCCL) at run time, so that the same executable
+// starts both on hosts that have them and on hosts without a GPU.
 //
 //   CADRE_ASSIGN_OR_RETURN(LoadedLibrary library, LoadLibrary(CublasLtLibrary(), search));
 //   CADRE_RETURN_IF_ERROR(library.Find("cublasLtCreate", api.create));
 //
-// A library is taken from the first place that has it, in this order: the directories of the
-// search; lib/cadre-cuda beside the folder of the program; the dynamic loader's own places
-// (LD_LIBRARY_PATH, ld.so.cache, libraries that are loaded already); the usual folder of a toolkit.
+// A library is loaded from the first directory that has it, in this order: the directories of the
+// search; ../lib/cadre-cuda, relative to the directory of the executable; the default search path
+// of the dynamic loader (LD_LIBRARY_PATH, ld.so.cache, libraries that are loaded already);
+// /usr/local/cuda/lib64.
 //
 // A loaded library stays loaded until the process ends, since the vendor's libraries keep threads
 // and handlers of their own; a LoadedLibrary is a value that borrows it. Thread-safe.
@@ -22,11 +23,11 @@
 namespace cadre {
 
 struct LibrarySearch {
-  // Searched first, in this order. Loading fails if one is not a folder.
+  // Searched first, in this order. Loading fails if one of them is not a directory.
   std::vector<std::string> directories;
 };
 
-// The names of a library.
+// Describes a library that can be loaded.
 struct LibraryName {
   std::string title;       // for messages: "cuDNN"
   std::string soname;      // "libcudnn.so.9"
@@ -68,9 +69,9 @@ class LoadedLibrary {
   void* handle_;
 };
 
-// Errors: FailedPrecondition with the library, every searched place and the dynamic loader's
-// reason, and how to get the library; InvalidArgument for a directory of the search that is not a
-// directory.
+// Errors: FailedPrecondition, naming the library, every searched directory with the reason of the
+// dynamic loader, and how to get the library; InvalidArgument if an entry of search.directories is
+// not a directory.
 absl::StatusOr<LoadedLibrary> LoadLibrary(const LibraryName& name, const LibrarySearch& search);
 
 }  // namespace cadre
