@@ -74,7 +74,7 @@ absl::StatusOr<Key> ReadKey(absl::string_view pem, absl::string_view source) {
   Key key(PEM_read_bio_PrivateKey(Reader(pem).get(), nullptr, NoPassword, nullptr));
   if (key != nullptr) return key;
   return absl::InvalidArgumentError(
-      absl::StrCat(source, ": not a private key without a password, in PEM: ", Reason()));
+      absl::StrCat(source, ": not a private key in PEM without a password: ", Reason()));
 }
 
 // All certificates of the text; at least one.
@@ -93,7 +93,7 @@ absl::StatusOr<Certificates> ReadCertificates(absl::string_view pem, absl::strin
       absl::StrCat(source, ": not a list of certificates in PEM: ", Reason()));
 }
 
-absl::StatusOr<std::string> KeyText(EVP_PKEY* key) {
+absl::StatusOr<std::string> KeyToPem(EVP_PKEY* key) {
   const Bio bio(BIO_new(BIO_s_mem()));
   if (PEM_write_bio_PrivateKey(bio.get(), key, nullptr, nullptr, 0, nullptr, nullptr) != 1) {
     return Failure("write a key");
@@ -101,13 +101,13 @@ absl::StatusOr<std::string> KeyText(EVP_PKEY* key) {
   return Text(bio.get());
 }
 
-absl::StatusOr<std::string> CertificateText(X509* certificate) {
+absl::StatusOr<std::string> CertificateToPem(X509* certificate) {
   const Bio bio(BIO_new(BIO_s_mem()));
   if (PEM_write_bio_X509(bio.get(), certificate) != 1) return Failure("write a certificate");
   return Text(bio.get());
 }
 
-absl::Status Extend(X509* certificate, X509* issuer, int kind, const std::string& value) {
+absl::Status AddExtension(X509* certificate, X509* issuer, int kind, const std::string& value) {
   X509V3_CTX context;
   X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
   const Extension extension(X509V3_EXT_conf_nid(nullptr, &context, kind, value.c_str()));
@@ -145,8 +145,8 @@ absl::Status AddNames(X509* certificate, const CertificateRequest& request) {
   return Failure("add names to a certificate");
 }
 
-// The common parts of every certificate. Serial numbers are random, so that authorities need no
-// record of them.
+// Returns a certificate without issuer, signature and the extensions that depend on its use. Serial
+// numbers are random, so that authorities need no record of them.
 absl::StatusOr<Certificate> NewCertificate(EVP_PKEY* key, const CertificateRequest& request) {
   const std::string& common_name = request.common_name;
   if (common_name.empty() || common_name.size() > 64) {
@@ -155,31 +155,31 @@ absl::StatusOr<Certificate> NewCertificate(EVP_PKEY* key, const CertificateReque
   if (request.begin >= request.end) {
     return absl::InvalidArgumentError("the certificate would never be valid");
   }
-  Certificate made(X509_new());
+  Certificate certificate(X509_new());
   uint64_t serial = 0;
   if (RAND_bytes(reinterpret_cast<unsigned char*>(&serial), sizeof(serial)) != 1) {
     return Failure("draw a random number");
   }
-  X509_set_version(made.get(), X509_VERSION_3);
+  X509_set_version(certificate.get(), X509_VERSION_3);
   // Positive, as the standard requires.
-  ASN1_INTEGER_set_uint64(X509_get_serialNumber(made.get()), serial >> 1 | 1);
-  ASN1_TIME_set(X509_getm_notBefore(made.get()), absl::ToTimeT(request.begin));
-  ASN1_TIME_set(X509_getm_notAfter(made.get()), absl::ToTimeT(request.end));
-  if (X509_NAME_add_entry_by_txt(X509_get_subject_name(made.get()), "CN", MBSTRING_UTF8,
+  ASN1_INTEGER_set_uint64(X509_get_serialNumber(certificate.get()), serial >> 1 | 1);
+  ASN1_TIME_set(X509_getm_notBefore(certificate.get()), absl::ToTimeT(request.begin));
+  ASN1_TIME_set(X509_getm_notAfter(certificate.get()), absl::ToTimeT(request.end));
+  if (X509_NAME_add_entry_by_txt(X509_get_subject_name(certificate.get()), "CN", MBSTRING_UTF8,
                                  reinterpret_cast<const unsigned char*>(common_name.c_str()), -1,
                                  -1, 0) != 1 ||
-      X509_set_pubkey(made.get(), key) != 1) {
+      X509_set_pubkey(certificate.get(), key) != 1) {
     return Failure("fill in a certificate");
   }
-  CADRE_RETURN_IF_ERROR(AddNames(made.get(), request));
-  return made;
+  CADRE_RETURN_IF_ERROR(AddNames(certificate.get(), request));
+  return certificate;
 }
 
 absl::StatusOr<KeyPair> Sign(X509* certificate, EVP_PKEY* key, EVP_PKEY* signer) {
   if (X509_sign(certificate, signer, EVP_sha256()) == 0) return Failure("sign a certificate");
   KeyPair pair;
-  CADRE_ASSIGN_OR_RETURN(pair.key, KeyText(key));
-  CADRE_ASSIGN_OR_RETURN(pair.certificate, CertificateText(certificate));
+  CADRE_ASSIGN_OR_RETURN(pair.key, KeyToPem(key));
+  CADRE_ASSIGN_OR_RETURN(pair.certificate, CertificateToPem(certificate));
   return pair;
 }
 
@@ -210,7 +210,8 @@ CertificateInfo InfoOf(X509* certificate) {
   return info;
 }
 
-// The first certificate of `chain` against the authorities, with the others as intermediate ones.
+// Verifies the first certificate of `chain`. The authorities are trusted; the other certificates of
+// `chain` may serve as intermediate ones.
 absl::Status VerifyChain(STACK_OF(X509) * chain, STACK_OF(X509) * authorities, absl::Time now,
                          const CertificateSources& sources) {
   const Owned<X509_STORE, X509_STORE_free> store(X509_STORE_new());
@@ -238,13 +239,13 @@ absl::StatusOr<CertificateInfo> ReadCertificate(absl::string_view pem, absl::str
 
 absl::StatusOr<KeyPair> MakeAuthority(const CertificateRequest& request) {
   CADRE_ASSIGN_OR_RETURN(const Key key, NewKey());
-  CADRE_ASSIGN_OR_RETURN(const Certificate made, NewCertificate(key.get(), request));
-  X509* authority = made.get();
+  CADRE_ASSIGN_OR_RETURN(const Certificate certificate, NewCertificate(key.get(), request));
+  X509* authority = certificate.get();
   X509_set_issuer_name(authority, X509_get_subject_name(authority));
   CADRE_RETURN_IF_ERROR(
-      Extend(authority, authority, NID_basic_constraints, "critical,CA:TRUE,pathlen:0"));
-  CADRE_RETURN_IF_ERROR(Extend(authority, authority, NID_key_usage, "critical,keyCertSign"));
-  CADRE_RETURN_IF_ERROR(Extend(authority, authority, NID_subject_key_identifier, "hash"));
+      AddExtension(authority, authority, NID_basic_constraints, "critical,CA:TRUE,pathlen:0"));
+  CADRE_RETURN_IF_ERROR(AddExtension(authority, authority, NID_key_usage, "critical,keyCertSign"));
+  CADRE_RETURN_IF_ERROR(AddExtension(authority, authority, NID_subject_key_identifier, "hash"));
   return Sign(authority, key.get(), key.get());
 }
 
@@ -259,13 +260,17 @@ absl::StatusOr<KeyPair> IssueCertificate(const KeyPair& authority,
     return absl::InvalidArgumentError("the authority's key is not that of its certificate");
   }
   CADRE_ASSIGN_OR_RETURN(const Key key, NewKey());
-  CADRE_ASSIGN_OR_RETURN(const Certificate made, NewCertificate(key.get(), request));
-  X509_set_issuer_name(made.get(), X509_get_subject_name(issuer));
-  CADRE_RETURN_IF_ERROR(Extend(made.get(), issuer, NID_basic_constraints, "critical,CA:FALSE"));
-  CADRE_RETURN_IF_ERROR(Extend(made.get(), issuer, NID_key_usage, "critical,digitalSignature"));
-  CADRE_RETURN_IF_ERROR(Extend(made.get(), issuer, NID_ext_key_usage, "serverAuth,clientAuth"));
-  CADRE_RETURN_IF_ERROR(Extend(made.get(), issuer, NID_authority_key_identifier, "keyid:always"));
-  return Sign(made.get(), key.get(), signer.get());
+  CADRE_ASSIGN_OR_RETURN(const Certificate certificate, NewCertificate(key.get(), request));
+  X509_set_issuer_name(certificate.get(), X509_get_subject_name(issuer));
+  CADRE_RETURN_IF_ERROR(
+      AddExtension(certificate.get(), issuer, NID_basic_constraints, "critical,CA:FALSE"));
+  CADRE_RETURN_IF_ERROR(
+      AddExtension(certificate.get(), issuer, NID_key_usage, "critical,digitalSignature"));
+  CADRE_RETURN_IF_ERROR(
+      AddExtension(certificate.get(), issuer, NID_ext_key_usage, "serverAuth,clientAuth"));
+  CADRE_RETURN_IF_ERROR(
+      AddExtension(certificate.get(), issuer, NID_authority_key_identifier, "keyid:always"));
+  return Sign(certificate.get(), key.get(), signer.get());
 }
 
 absl::StatusOr<CertificateInfo> CheckCertificate(const KeyPair& pair, absl::string_view authorities,
@@ -276,14 +281,14 @@ absl::StatusOr<CertificateInfo> CheckCertificate(const KeyPair& pair, absl::stri
                          ReadCertificates(pair.certificate, sources.certificate));
   CADRE_ASSIGN_OR_RETURN(const Certificates roots,
                          ReadCertificates(authorities, sources.authority));
-  X509* own = sk_X509_value(chain.get(), 0);
-  if (X509_check_private_key(own, key.get()) != 1) {
+  X509* leaf = sk_X509_value(chain.get(), 0);
+  if (X509_check_private_key(leaf, key.get()) != 1) {
     ERR_clear_error();
     return absl::InvalidArgumentError(
         absl::StrCat(sources.key, ": not the key of the certificate in ", sources.certificate));
   }
   CADRE_RETURN_IF_ERROR(VerifyChain(chain.get(), roots.get(), now, sources));
-  return InfoOf(own);
+  return InfoOf(leaf);
 }
 
 }  // namespace cadre
