@@ -1,4 +1,5 @@
-// Identities have 128 random bits, so that hosts create them without coordination.
+// An identity is a random 128-bit identifier, as long as a UUID: hosts create unique ones without
+// coordination.
 #include "base/identity.h"
 
 #include <unistd.h>

@@ -1,4 +1,5 @@
-// Unique names and seeds from the operating system's random numbers; not reproducible by design.
+// Unique identifiers and seeds from the operating system's random numbers; not reproducible by
+// design.
 //
 // Thread-safe.
 #pragma once
