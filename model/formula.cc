@@ -1,9 +1,10 @@
-// Formulas of blocks, such as "2 * (width - 1)": 64-bit integers, + - * / and parentheses,
-// evaluated by recursive descent while they are parsed.
+// Formulas in the blocks of a run file (named groups of layers with parameters), such as
+// "2 * (width - 1)": 64-bit integers, + - * / and parentheses, evaluated by recursive descent while
+// they are parsed.
 //
-// The results become extents of layers, so nothing is rounded or wrapped: a division must be exact,
-// and every overflow is an error. The depth of parentheses is limited because the recursion uses
-// the stack and formulas come from files.
+// The results become dimensions of layers, so nothing is rounded or wrapped: a division must be
+// exact, and every overflow is an error. The depth of parentheses is limited because the recursion
+// uses the stack and formulas come from files.
 #include "model/formula.h"
 
 #include <cstddef>
@@ -18,7 +19,7 @@
 namespace cadre {
 namespace {
 
-// Limit of nested parentheses.
+// Maximum depth of nested parentheses.
 constexpr int kMaxDepth = 50;
 
 bool IsNameCharacter(char c) { return absl::ascii_islower(c) || c == '_'; }
@@ -31,27 +32,28 @@ class Evaluation {
 
   absl::StatusOr<int64_t> Run() {
     CADRE_ASSIGN_OR_RETURN(const int64_t value, Sum(0));
-    if (char ignored = 0; Next(&ignored)) return Unexpected();
+    if (char ignored = 0; Peek(&ignored)) return Unexpected();
     return value;
   }
 
  private:
-  // The next character that is not a space, without consuming it; false at the end.
-  bool Next(char* c) {
+  // Sets `c` to the next character that is not a space, without consuming it. Returns false at the
+  // end.
+  bool Peek(char* c) {
     rest_ = absl::StripLeadingAsciiWhitespace(rest_);
     if (rest_.empty()) return false;
     *c = rest_.front();
     return true;
   }
 
-  bool TakeOneOf(absl::string_view characters, char* c) {
-    if (!Next(c) || characters.find(*c) == absl::string_view::npos) return false;
+  bool ConsumeOneOf(absl::string_view characters, char* c) {
+    if (!Peek(c) || characters.find(*c) == absl::string_view::npos) return false;
     rest_.remove_prefix(1);
     return true;
   }
 
   template <typename Predicate>
-  absl::string_view TakeWhile(Predicate belongs) {
+  absl::string_view ConsumeWhile(Predicate belongs) {
     size_t length = 0;
     while (length < rest_.size() && belongs(rest_[length])) ++length;
     const absl::string_view taken = rest_.substr(0, length);
@@ -72,18 +74,18 @@ class Evaluation {
 
   absl::StatusOr<int64_t> Sum(int depth) {
     CADRE_ASSIGN_OR_RETURN(int64_t left, Product(depth));
-    for (char sign = 0; TakeOneOf("+-", &sign);) {
+    for (char sign = 0; ConsumeOneOf("+-", &sign);) {
       CADRE_ASSIGN_OR_RETURN(const int64_t right, Product(depth));
-      const bool over = sign == '+' ? __builtin_add_overflow(left, right, &left)
-                                    : __builtin_sub_overflow(left, right, &left);
-      if (over) return Error("is too large");
+      const bool overflow = sign == '+' ? __builtin_add_overflow(left, right, &left)
+                                        : __builtin_sub_overflow(left, right, &left);
+      if (overflow) return Error("is too large");
     }
     return left;
   }
 
   absl::StatusOr<int64_t> Product(int depth) {
     CADRE_ASSIGN_OR_RETURN(int64_t left, Value(depth));
-    for (char sign = 0; TakeOneOf("*/", &sign);) {
+    for (char sign = 0; ConsumeOneOf("*/", &sign);) {
       CADRE_ASSIGN_OR_RETURN(const int64_t right, Value(depth));
       if (sign == '*') {
         if (__builtin_mul_overflow(left, right, &left)) return Error("is too large");
@@ -101,21 +103,22 @@ class Evaluation {
   }
 
   absl::StatusOr<int64_t> Value(int depth) {
-    if (char open = 0; TakeOneOf("(", &open)) {
+    if (char open = 0; ConsumeOneOf("(", &open)) {
       if (depth >= kMaxDepth) return Error("has more than ", kMaxDepth, " nested parentheses");
       CADRE_ASSIGN_OR_RETURN(const int64_t value, Sum(depth + 1));
-      if (char close = 0; !TakeOneOf(")", &close)) {
+      if (char close = 0; !ConsumeOneOf(")", &close)) {
         return rest_.empty() ? Error("is missing a ')'") : Unexpected();
       }
       return value;
     }
-    if (const absl::string_view digits = TakeWhile([](char c) { return absl::ascii_isdigit(c); });
+    if (const absl::string_view digits =
+            ConsumeWhile([](char c) { return absl::ascii_isdigit(c); });
         !digits.empty()) {
       int64_t value = 0;
       if (!absl::SimpleAtoi(digits, &value)) return Error("is too large");
       return value;
     }
-    if (const absl::string_view name = TakeWhile(IsNameCharacter); !name.empty()) {
+    if (const absl::string_view name = ConsumeWhile(IsNameCharacter); !name.empty()) {
       return Lookup(std::string(name));
     }
     return Unexpected();
