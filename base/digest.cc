@@ -8,8 +8,9 @@
 // a single value always changes the digest. For several independent changes the probability of
 // equal digests is about 2^-64. Digest(a ++ b, p) == Digest(a, p) + Digest(b, p + |a|) modulo 2^64.
 //
-// Cost. Two multiplications per element: about the speed of memory with one core, vectorized by the
-// compiler. Limits. Detects accidents, not attackers: collisions are easy to construct.
+// Cost. A few multiplications per element. The compiler vectorizes the loop, so that one core reads
+// values about as fast as memory delivers them. Limits. A digest detects accidental corruption, but
+// no attack: collisions are easy to construct.
 #include "base/digest.h"
 
 #include <bit>
@@ -24,7 +25,8 @@ CADRE_VECTOR_LOOP
 uint64_t SumOfMixes(const float* values, uint64_t n, uint64_t first) {
   uint64_t sum = 0;
   for (uint64_t i = 0; i < n; ++i) {
-    // Spreads the position over the word; two multiply-xorshift rounds then give full avalanche.
+    // The product spreads the position over 64 bits; two rounds of multiplication and xorshift then
+    // give full avalanche.
     uint64_t x = (first + i + 1) * 0x9e3779b97f4a7c15ULL;
     x ^= uint64_t{std::bit_cast<uint32_t>(values[i])} << 16;
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ULL;

@@ -1,8 +1,9 @@
 // An additive digest of fp32 values by position.
 //
 // The digest of a set of (position, value) pairs is the sum, modulo 2^64, of a 64-bit mix of each
-// pair: the digests of shards, or of ranks, add up to the digest of the model. A group with any
-// mesh can therefore verify a version that any number of aggregator shards committed.
+// pair: the digests of shards, or of ranks, add up to the digest of the model. Training ranks can
+// therefore verify the weights that they get from the shards of the aggregator (the parameter
+// server), although the two divide the model differently.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -19,7 +20,7 @@ namespace cadre {
 // compared by their bits: -0.0 differs from 0.0.
 uint64_t Digest(std::span<const float> values, uint64_t first);
 
-// FNV-1a, for names that are derived from contents.
+// The FNV-1a hash of the text, for names that are derived from contents.
 uint64_t TextDigest(absl::string_view text);
 
 // Sixteen hex digits.
