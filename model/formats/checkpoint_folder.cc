@@ -7,8 +7,9 @@
 // first renames a folder to the name of a draft, because its files are removed one by one and
 // readers must not see an incomplete checkpoint.
 //
-// Files are read through RootedFiles. Folders are resolved once, and what is written or removed
-// lies directly in them, under names that this file makes.
+// Paths come from run files, so files are read through RootedFiles, which refuses paths outside of
+// the permitted folders. A checkpoint directory is resolved once. Whatever is written or removed is
+// an entry of the resolved directory whose name this file constructs, so it needs no further check.
 //
 // States after a crash, and what the next CheckpointDraft::Begin does:
 //   step-N.tmp-RUN-*              removes it
@@ -43,7 +44,8 @@ namespace fs = std::filesystem;
 constexpr absl::string_view kPrefix = "step-";
 constexpr absl::string_view kDraftMark = ".tmp-";
 constexpr absl::string_view kAsideMark = ".aside";
-// Ends the name of a draft, for mkdtemp; and of a checkpoint that is being removed.
+// The end of the name of a draft, which mkdtemp fills in, and of a checkpoint that is being
+// removed. Both have the same size, so that IsDraft recognizes them.
 constexpr absl::string_view kDraftEnding = "-XXXXXX";
 constexpr absl::string_view kRemovedEnding = "-remove";
 static_assert(kDraftEnding.size() == kRemovedEnding.size());
@@ -103,9 +105,9 @@ absl::Status Rename(const std::string& from, const std::string& to) {
   return absl::OkStatus();
 }
 
-// After a crash between the two renames of a replacement, the ".aside" folder is the only complete
-// checkpoint of its step; otherwise it is obsolete.
-absl::Status PutBack(const std::string& directory, const std::string& name) {
+// Restores the name of an ".aside" folder if a crash between the two renames of a replacement made
+// it the only complete checkpoint of its step. Removes it otherwise, because it is obsolete then.
+absl::Status RestoreOrRemoveAside(const std::string& directory, const std::string& name) {
   const fs::path aside = fs::path(directory) / name;
   const fs::path target = fs::path(directory) / name.substr(0, name.size() - kAsideMark.size());
   std::error_code error;
@@ -115,13 +117,13 @@ absl::Status PutBack(const std::string& directory, const std::string& name) {
 
 absl::Status NotCheckpoint(const std::string& path, const RootedFiles& files) {
   std::string what = absl::EndsWith(path, ".index.json")
-                         ? ": it is an index of several files; merge these into one"
+                         ? ": it is an index of several files; merge them into one"
                          : "";
   if (what.empty()) what = FormatNote(ReadBeginning(path, kFormatBytes, files).value_or(""));
   return absl::InvalidArgumentError(
       absl::StrCat(path, ": is not a checkpoint", what,
-                   " (a *.safetensors file, the folder of a checkpoint, and a directory of "
-                   "checkpoints are read)"));
+                   " (expected a *.safetensors file, the folder of a checkpoint, or a directory of "
+                   "checkpoints)"));
 }
 
 // Renames the folder first, because files are removed one by one.
@@ -143,10 +145,10 @@ absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& 
     const fs::path path = fs::path(directory) / name;
     if (StepOf(name) >= 0 && IsComplete(path)) entries.push_back({StepOf(name), path.string()});
     // An ".aside" folder is valid if its step has no other folder.
-    const absl::string_view place = absl::StripSuffix(name, kAsideMark);
+    const absl::string_view published = absl::StripSuffix(name, kAsideMark);
     if (IsAside(name) && IsComplete(path) &&
-        !IsComplete(fs::path(directory) / std::string(place))) {
-      entries.push_back({StepOf(place), path.string()});
+        !IsComplete(fs::path(directory) / std::string(published))) {
+      entries.push_back({StepOf(published), path.string()});
     }
   }
   std::sort(entries.begin(), entries.end(),
@@ -160,7 +162,7 @@ absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory,
                          ListCheckpoints(directory, files));
   if (entries.empty()) {
     return absl::NotFoundError(
-        absl::StrCat(directory, ": contains no complete checkpoint, a folder step-<N>"));
+        absl::StrCat(directory, ": contains no complete checkpoint (a folder named step-<N>)"));
   }
   return entries.back();
 }
@@ -168,7 +170,7 @@ absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory,
 absl::StatusOr<std::string> ResolveCheckpoint(const std::string& from, const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(std::string path, files.Resolve(from));
   if (absl::EndsWith(path, ".safetensors") || IsComplete(path)) return path;
-  // A link to a file that has another name, as in a cache of downloads.
+  // `from` is a symbolic link to a file with another name, as in a cache of downloads.
   if (absl::EndsWith(from, ".safetensors")) return from;
   if (IsFile(path)) return NotCheckpoint(from, files);
   CADRE_ASSIGN_OR_RETURN(CheckpointEntry newest, NewestCheckpoint(path, files));
@@ -181,7 +183,7 @@ absl::StatusOr<CheckpointDraft> CheckpointDraft::Begin(const std::string& path_o
   CADRE_ASSIGN_OR_RETURN(const std::string directory, files.MakeFolder(path_of_directory));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(directory));
   for (const std::string& name : names) {
-    if (IsAside(name)) CADRE_RETURN_IF_ERROR(PutBack(directory, name));
+    if (IsAside(name)) CADRE_RETURN_IF_ERROR(RestoreOrRemoveAside(directory, name));
     if (IsDraft(name, run)) CADRE_RETURN_IF_ERROR(RemoveAll(fs::path(directory) / name));
   }
   std::string target = (fs::path(directory) / absl::StrCat(kPrefix, step)).string();
@@ -214,7 +216,7 @@ absl::Status CheckpointDraft::Publish() {
 }
 
 // Exchanges the two names atomically. If the file system does not support this, renames the old
-// folder to ".aside" first; after a crash the next Begin restores it (PutBack).
+// folder to ".aside" first; after a crash the next Begin restores it (RestoreOrRemoveAside).
 absl::Status CheckpointDraft::Replace() {
   if (renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
     const std::string aside = absl::StrCat(target_, kAsideMark);
