@@ -1,4 +1,4 @@
-// Streams of bits within bytes, the lowest bit of a byte first.
+// Streams of bits that are packed into bytes, starting with the lowest bit of each byte.
 //
 // Thread-compatible.
 #pragma once
@@ -53,7 +53,8 @@ class BitReader {
  public:
   explicit BitReader(absl::string_view bytes) : bytes_(bytes) {}
 
-  // Whether all bits so far were there; after the end, bits are 0.
+  // Whether everything that was read so far lies within the bytes. Reads beyond the end return
+  // zeros.
   bool ok() const { return position_ <= 8 * bytes_.size(); }
 
   // Requires: bits <= 32.
@@ -65,7 +66,7 @@ class BitReader {
   uint64_t ReadRice(uint32_t bits) {
     uint64_t ones = 0;
     while (ok()) {
-      // The highest bits of a peek may lie beyond what it has loaded.
+      // Only 57 bits of Peek are certain to be loaded, so at most 32 of them are used at a time.
       const auto run = std::min<uint32_t>(std::countr_one(Peek()), 32);
       ones += run;
       position_ += run;
@@ -74,20 +75,20 @@ class BitReader {
     ++position_;
     return (ones << bits) + Read(bits);
   }
-  // Whether the rest of the last byte is zero.
+  // Reads the rest of the last byte. Returns whether it is zero, as BitWriter::Finish pads it.
   bool Finish() {
     const auto rest = static_cast<uint32_t>(-position_ % 8);
     return Read(rest) == 0;
   }
-  // Bytes that were read, the last one included.
+  // Number of bytes that were read, including one of which only a part was read.
   size_t bytes() const { return (position_ + 7) / 8; }
 
  private:
-  // At least the next 57 bits.
+  // Returns at least the next 57 bits; higher bits may be zero instead.
   uint64_t Peek() const {
     const size_t byte = position_ / 8;
     uint64_t loaded = 0;
-    // A copy of constant size is one instruction.
+    // The usual case is apart, because a copy of constant size is one instruction.
     if (byte + sizeof(loaded) <= bytes_.size()) {
       std::memcpy(&loaded, bytes_.data() + byte, sizeof(loaded));
     } else if (byte < bytes_.size()) {
