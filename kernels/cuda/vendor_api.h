@@ -1,7 +1,7 @@
 // The functions of cuBLASLt and cuDNN 9 that Cadre uses, as tables of pointers that are loaded at
 // run time; and the conversion of a failed call to a status.
 //
-// Values and functions; thread-safe.
+// Thread-safe.
 #pragma once
 
 #include <cublasLt.h>
@@ -36,7 +36,7 @@ struct CublasLtApi {
   decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
 };
 
-// Errors: LoadLibrary's.
+// Errors: those of LoadLibrary.
 absl::StatusOr<CublasLtApi> LoadCublasLt(const LibrarySearch& search);
 
 // "cuBLASLt 13.1.0".
@@ -58,17 +58,18 @@ struct CudnnApi {
   decltype(&cudnnBackendExecute) execute = nullptr;
 };
 
-// Errors: LoadLibrary's; FailedPrecondition for a version before 9.
+// Errors: those of LoadLibrary; FailedPrecondition for a version before 9.
 absl::StatusOr<CudnnApi> LoadCudnn(const LibrarySearch& search);
 
 // "cuDNN 9.19.0".
 std::string CudnnVersion(const CudnnApi& api);
 
-// The kinds of errors of a library that callers distinguish.
+// The kinds of errors of a library that callers distinguish. kNoPlan: no algorithm of cuBLASLt, or
+// execution plan of cuDNN, supports the operation.
 enum class LibraryFault : uint8_t { kOther, kOutOfMemory, kNoPlan };
 
-// The status of the failed attempt `what`, for which the library reported `text`. If the CUDA
-// runtime has an error, that is the cause and determines the code; otherwise the code is Internal,
+// The status of the failed call `what`, for which the library reported `text`. If the CUDA runtime
+// has an error, that is the cause and determines the code; otherwise `fault` does: Internal,
 // ResourceExhausted, or FailedPrecondition with kReasonNoPlan.
 absl::Status LibraryError(CudaDevice& device, absl::string_view what, absl::string_view text,
                           LibraryFault fault);
