@@ -21,8 +21,8 @@ bool IsControl(uint32_t point) {
          point == 0xfeff;
 }
 
-// Moves the first character of `text`, or its first byte if that begins no character, to the end of
-// `out`, escaped if necessary.
+// Moves the first character of `text` to the end of `out`, escaped if necessary. A first byte that
+// does not begin a valid UTF-8 character is moved alone.
 void MoveCharacter(absl::string_view& text, LineBreaks line_breaks, std::string& out) {
   uint32_t point = 0;
   const size_t size = FirstCodePoint(text, &point);
@@ -71,14 +71,14 @@ std::string Escaped(absl::string_view text, LineBreaks line_breaks) {
 }
 
 std::string ShortReason(absl::string_view reason) {
-  const std::string mark = absl::StrCat("... (", reason.size(), " bytes)");
+  const std::string suffix = absl::StrCat("... (", reason.size(), " bytes)");
   std::string out;
-  // Length of the longest beginning after which the mark still fits.
+  // Length of the longest prefix of `out` that still leaves room for the suffix.
   size_t kept = 0;
   for (absl::string_view rest = reason; !rest.empty();) {
     MoveCharacter(rest, LineBreaks::kEscape, out);
-    if (out.size() + mark.size() <= kMaxReason) kept = out.size();
-    if (out.size() > kMaxReason) return out.substr(0, kept) + mark;
+    if (out.size() + suffix.size() <= kMaxReason) kept = out.size();
+    if (out.size() > kMaxReason) return out.substr(0, kept) + suffix;
   }
   return out;
 }

@@ -1,6 +1,6 @@
 // Text that other processes choose: names, addresses, reasons of failures. It is stored, sent on,
-// and printed in logs and on terminals, so its length and its characters are limited where it
-// enters.
+// and printed in logs and on terminals, so its length and its characters are checked when it is
+// received.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -32,7 +32,8 @@ enum class LineBreaks { kEscape, kKeep };
 // text, and bytes that are not UTF-8. Other characters are unchanged.
 std::string Escaped(absl::string_view text, LineBreaks line_breaks = LineBreaks::kEscape);
 
-// The escaped text, of at most kMaxReason bytes; text beyond is replaced by a mark with its length.
+// The escaped text, of at most kMaxReason bytes: "... (N bytes)", where N is the length of
+// `reason`, replaces the end of a longer one.
 std::string ShortReason(absl::string_view reason);
 
 }  // namespace cadre
