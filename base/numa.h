@@ -33,8 +33,8 @@ absl::StatusOr<std::vector<NumaNode>> NumaNodesOf(const std::vector<int>& cpus,
 std::vector<NumaNode> UsableNumaNodes();
 
 // The node for one of several processes with equal numbers of threads, which share these nodes in
-// proportion to their CPUs; neighboring processes share a node. No node: there is only one, or the
-// threads are more than its CPUs.
+// proportion to their CPUs; neighboring processes share a node. Returns nullopt if there is only
+// one node, or if the process has more threads than the node has CPUs.
 std::optional<int> NumaNodeOfProcess(const std::vector<NumaNode>& nodes, int process, int processes,
                                      int threads);
 

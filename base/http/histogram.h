@@ -1,4 +1,4 @@
-// Counts of durations by size, as Prometheus histograms have them.
+// Counts durations in buckets, as a Prometheus histogram does.
 //
 // Thread-safe.
 #pragma once
@@ -20,7 +20,7 @@ class Histogram {
   void Observe(absl::Duration duration);
 
   struct Snapshot {
-    // By bucket, not added up.
+    // Counts by bucket; not cumulative, unlike those that Prometheus expects.
     std::array<uint64_t, kBounds.size() + 1> counts{};
     double sum = 0;
   };
