@@ -59,9 +59,9 @@ class Stretches {
   const StretchWork& compute_;
   const StretchWork& append_;
   mutable absl::Mutex mutex_;
-  // Begin of the next stretch that no thread computes yet.
+  // Beginning of the next stretch that no thread has claimed.
   int64_t next_ ABSL_GUARDED_BY(mutex_);
-  // End of the stretches that are appended.
+  // End of the last stretch that was appended.
   int64_t appended_ ABSL_GUARDED_BY(mutex_);
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
@@ -78,7 +78,7 @@ int64_t StretchEnd(const StretchRule& rule, Interval span, int64_t begin) {
 absl::Status ForEachStretch(const StretchRule& rule, Interval span, int threads,
                             const StretchWork& compute, const StretchWork& append) {
   Stretches stretches(rule, span, compute, append);
-  // Hardly more threads than stretches.
+  // About the number of stretches; more threads would be idle.
   const int64_t useful = std::clamp<int64_t>((span.size() + kStretch - 1) / kStretch, 1, threads);
   std::vector<std::thread> others;
   for (int thread = 1; thread < useful; ++thread) {

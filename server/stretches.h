@@ -1,6 +1,8 @@
-// The stretches of positions for which a version is computed at once, by several threads.
+// Divides the computation of a version (the model after a round) among threads. The elements
+// of a shard are divided into stretches: tiles of consecutive positions, each of which one thread
+// computes as a unit.
 //
-// Thread-safe (functions).
+// Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +14,29 @@
 
 namespace cadre {
 
-// How the positions of a shard are divided into stretches: equally in all rounds of a run. `units`:
-// null if the run has none; `fragments`: as in RunTerms.
+// How the positions of a shard are divided into stretches, which is the same in all rounds of a
+// run.
 struct StretchRule {
+  // Null if the run exchanges single elements instead of whole units.
   const ExchangeUnits* units = nullptr;
+  // Number of fragments; 1: rounds exchange the whole model. Requires: 1, or `units` is set.
   uint32_t fragments = 1;
 };
 
-// The end of the stretch of positions from `begin` on: at most 64 Ki positions and, with units,
-// whole ones, all of which are in the same fragment. Requires: begin < span.end, in the span.
+// Returns the end of the stretch that begins at `begin`. A stretch has at most 64 Ki positions. If
+// the rule has units, it consists of whole units, all of the same fragment. Requires: `begin` lies
+// in the span.
 int64_t StretchEnd(const StretchRule& rule, Interval span, int64_t begin);
 
-// Works on a stretch. Threads have numbers below their number.
+// Processes one stretch on the thread with index `thread`, which is less than the number of
+// threads.
 using StretchWork = std::function<absl::Status(int thread, Interval stretch)>;
 
-// Calls `compute` and then `append` for every stretch of the span. Up to `threads` threads, among
-// them the caller's, compute different stretches at the same time; `append` is called for one
-// after another in the order of positions, by the thread that has computed the stretch. So the
-// result does not depend on the number of threads if only `append` changes what threads share.
-// Returns the error of the first stretch that has one; `append` is not called for those after it.
+// Calls `compute` and then `append` for every stretch of the span. Up to `threads` threads, one of
+// which is the caller's, compute different stretches concurrently. Calls of `append` do not
+// overlap: the thread that has computed a stretch appends it after all stretches before it. So the
+// result does not depend on the number of threads if only `append` changes shared state. Returns
+// the error of the first stretch that fails; `append` is not called for the stretches after it.
 // Requires: threads > 0.
 absl::Status ForEachStretch(const StretchRule& rule, Interval span, int threads,
                             const StretchWork& compute, const StretchWork& append);
