@@ -24,7 +24,7 @@
 namespace cadre {
 namespace {
 
-// Serializes the links that one rank has measured, those to partners with higher numbers.
+// Serializes the links that one rank reports: those to partners with higher ranks.
 std::string Serialize(const std::vector<std::pair<int, LinkProfile>>& measured) {
   v1::ClusterProfile message;
   for (const auto& [partner, profile] : measured) {
@@ -52,7 +52,7 @@ absl::Status Parse(const std::string& bytes, int from, LinkMatrix* matrix) {
   return absl::OkStatus();
 }
 
-// The pair of a host; nothing if it has no partner in this round.
+// The pair of the round to which the host belongs; nullopt if it has no partner in this round.
 std::optional<std::pair<int, int>> PairOf(const std::vector<std::pair<int, int>>& round, int host) {
   for (const std::pair<int, int>& pair : round) {
     if (pair.first == host || pair.second == host) return pair;
@@ -62,8 +62,9 @@ std::optional<std::pair<int, int>> PairOf(const std::vector<std::pair<int, int>>
 
 }  // namespace
 
-std::vector<std::vector<std::pair<int, int>>> Tournament(int hosts) {
-  // With an odd number of hosts, the partner of the additional position has no partner.
+std::vector<std::vector<std::pair<int, int>>> RoundRobinRounds(int hosts) {
+  // With an odd number of hosts, the last position is a dummy: the host that it is paired with has
+  // no partner in that round.
   const int positions = hosts + hosts % 2;
   std::vector<std::vector<std::pair<int, int>>> rounds;
   for (int turn = 0; turn + 1 < positions; ++turn) {
@@ -85,7 +86,7 @@ absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time de
   const int hosts = transport.size();
   Communicator all = WholeGroup(transport);
   std::vector<std::pair<int, LinkProfile>> measured;
-  for (const auto& round : Tournament(hosts)) {
+  for (const auto& round : RoundRobinRounds(hosts)) {
     if (absl::Now() > deadline) {
       const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
           "the links between ", hosts, " hosts were not measured in the available time"));
@@ -95,9 +96,9 @@ absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time de
     CADRE_RETURN_IF_ERROR(all.Barrier());
     const auto pair = PairOf(round, transport.rank());
     if (!pair) continue;
-    Communicator two(transport, {pair->first, pair->second});
-    CADRE_ASSIGN_OR_RETURN(LinkProfile link, MeasureLink(two, /*samples=*/false));
-    // Both ranks have the same bits; the lower one shares them.
+    Communicator pair_group(transport, {pair->first, pair->second});
+    CADRE_ASSIGN_OR_RETURN(LinkProfile link, MeasureLink(pair_group, /*samples=*/false));
+    // Both ranks have bitwise identical results; the lower one reports them.
     if (pair->first == transport.rank()) measured.emplace_back(pair->second, std::move(link));
   }
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,

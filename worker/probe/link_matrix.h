@@ -15,17 +15,17 @@
 
 namespace cadre {
 
-// Pairs (a, b) with a < b, by round: each pair of 0..hosts-1 once, no host twice in a round. Uses
-// the circle method of round-robin tournaments: one host is fixed, the others rotate.
-std::vector<std::vector<std::pair<int, int>>> Tournament(int hosts);
+// Pairs (a, b) with a < b, by round: each pair of hosts occurs once, and no host twice in a round.
+// Uses the circle method of round-robin tournaments: one host is fixed, the others rotate.
+std::vector<std::vector<std::pair<int, int>>> RoundRobinRounds(int hosts);
 
 // Symmetric: element [a][b] is the link between ranks a and b; [a][a] is unknown.
 using LinkMatrix = std::vector<std::vector<LinkProfile>>;
 
 // A collective of all ranks of the transport, one per host. All of them get the whole matrix, with
-// the same bits. Only links are timed, not all-reduces, because groups may have any size.
-// Errors: DeadlineExceeded if a round has not begun by `deadline` (the rank that detects it aborts
-// the transport, so that all return); those of the transport.
+// bitwise identical values. Only links are timed, not all-reduces, because groups may have any
+// size. Errors: DeadlineExceeded if a round has not begun by `deadline` (the rank that detects it
+// aborts the transport, so that all return); those of the transport.
 absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time deadline);
 
 }  // namespace cadre

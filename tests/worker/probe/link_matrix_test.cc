@@ -15,9 +15,9 @@
 namespace cadre {
 namespace {
 
-TEST(TournamentTest, EveryPairOccursOnce) {
+TEST(RoundRobinRoundsTest, EveryPairOccursOnce) {
   for (int hosts = 1; hosts <= 33; ++hosts) {
-    const auto rounds = Tournament(hosts);
+    const auto rounds = RoundRobinRounds(hosts);
     EXPECT_EQ(std::ssize(rounds), hosts == 1 ? 1 : hosts - 1 + hosts % 2) << hosts;
     std::set<std::pair<int, int>> met;
     for (const auto& round : rounds) {
