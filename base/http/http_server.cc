@@ -1,5 +1,5 @@
-// A request is answered in two calls of libmicrohttpd: the first only begins it, the second, for
-// which the headers have been read, answers. Bodies are never read: a request with one is refused.
+// libmicrohttpd calls Handle twice for each request: the first call only marks it as begun, and the
+// second one answers it. Bodies are never read: a request that has one is refused.
 //
 // A stream that has nothing to send suspends its connection, so that the server's thread sleeps.
 // EventStream calls suspend and resume with its lock held; a connection is therefore resumed only
@@ -75,24 +75,26 @@ bool IsAddress(const std::string& host) {
          inet_pton(AF_INET6, host.substr(1, host.size() - 2).c_str(), &address) == 1;
 }
 
-// A viewer of a stream.
+// A connection that reads a stream.
 struct Subscription {
   EventStream* stream;
   MHD_Connection* connection;
+  // The number that EventStream::Join has returned.
   uint64_t viewer = 0;
 };
 
 ssize_t ReadStream(void* data, uint64_t /*position*/, char* buffer, size_t size) {
-  auto* const viewer = static_cast<Subscription*>(data);
-  const ssize_t copied = viewer->stream->Read(
-      viewer->viewer, buffer, size, [viewer] { MHD_suspend_connection(viewer->connection); });
+  auto* const subscription = static_cast<Subscription*>(data);
+  const ssize_t copied = subscription->stream->Read(
+      subscription->viewer, buffer, size,
+      [subscription] { MHD_suspend_connection(subscription->connection); });
   return copied < 0 ? MHD_CONTENT_READER_END_OF_STREAM : copied;
 }
 
 void EndStream(void* data) {
-  auto* const viewer = static_cast<Subscription*>(data);
-  viewer->stream->Leave(viewer->viewer);
-  delete viewer;
+  auto* const subscription = static_cast<Subscription*>(data);
+  subscription->stream->Leave(subscription->viewer);
+  delete subscription;
 }
 
 MHD_Result AddQuery(void* data, MHD_ValueKind /*kind*/, const char* key, const char* value) {
@@ -120,7 +122,8 @@ struct HttpServer::Impl {
   std::string host;
   MHD_Daemon* daemon = nullptr;
 
-  bool Accepts(const std::string& header) const {
+  // Whether requests with this Host header are answered.
+  bool AcceptsHost(const std::string& header) const {
     if (header.empty()) return false;
     const std::string named = HostOf(header);
     const auto is_named = [&](const std::string& other) {
@@ -133,9 +136,11 @@ struct HttpServer::Impl {
 
   HttpResponse Answer(MHD_Connection* connection, const char* url, absl::string_view method) {
     if (method != "GET" && method != "HEAD") {
-      return {.status = 405, .body = "only GET and HEAD\n", .headers = {{"Allow", "GET, HEAD"}}};
+      return {.status = 405,
+              .body = "only GET and HEAD are allowed\n",
+              .headers = {{"Allow", "GET, HEAD"}}};
     }
-    if (!Accepts(HeaderOf(connection, MHD_HTTP_HEADER_HOST))) {
+    if (!AcceptsHost(HeaderOf(connection, MHD_HTTP_HEADER_HOST))) {
       return {.status = 421, .body = "the Host header names another server\n"};
     }
     HttpRequest request{.path = url,
@@ -152,12 +157,12 @@ struct HttpServer::Impl {
       return MHD_create_response_from_buffer(answer.body.size(), answer.body.data(),
                                              MHD_RESPMEM_MUST_COPY);
     }
-    auto* const viewer = new Subscription{answer.stream, connection};
-    viewer->viewer =
+    auto* const subscription = new Subscription{answer.stream, connection};
+    subscription->viewer =
         answer.stream->Join(answer.after, [connection] { MHD_resume_connection(connection); });
     MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, kStreamTimeoutSeconds);
-    return MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, kStreamBlock, ReadStream, viewer,
-                                             EndStream);
+    return MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, kStreamBlock, ReadStream,
+                                             subscription, EndStream);
   }
 
   static MHD_Result Handle(void* self, MHD_Connection* connection, const char* url,

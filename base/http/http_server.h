@@ -51,7 +51,7 @@ struct HttpServerOptions {
   std::string listen;
   // Further hosts, without ports, that a Host header may name, such as that of a proxy. "*": any.
   std::vector<std::string> hosts;
-  // One address may have three quarters of them.
+  // Limit of all connections; those of one client address are limited to three quarters of it.
   unsigned max_connections = 128;
 };
 
