@@ -7,7 +7,7 @@
 // first renames a folder to the name of a draft, because its files are removed one by one and
 // readers must not see an incomplete checkpoint.
 //
-// Paths come from run files, so files are read through RootedFiles, which refuses paths outside of
+// Paths may come from run files, so files are read through RootedFiles, which refuses paths outside
 // the permitted folders. A checkpoint directory is resolved once. Whatever is written or removed is
 // an entry of the resolved directory whose name this file constructs, so it needs no further check.
 //
