@@ -16,7 +16,6 @@
 #include "base/status.h"
 #include "base/vector_loop.h"
 #include "glog/logging.h"
-#include "tensor/box_values.h"
 #include "tensor/elements.h"
 #include "tensor/reduce.h"
 

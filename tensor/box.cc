@@ -15,7 +15,6 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
-#include "tensor/box_values.h"
 #include "tensor/elements.h"
 
 namespace cadre {
@@ -132,16 +131,6 @@ void AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
                     for (size_t i = 0; i < n; ++i) out[i] = RoundedSum(out[i], in[i]);
                   });
   });
-}
-
-void CopyBox(std::span<const float> from, const Box& from_box, std::span<float> to,
-             const Box& to_box, const Box& region) {
-  CopyBox(ConstValues(from), from_box, Values(to), to_box, region);
-}
-
-void AddBox(std::span<const float> from, const Box& from_box, std::span<float> to,
-            const Box& to_box, const Box& region) {
-  AddBox(ConstValues(from), from_box, Values(to), to_box, region);
 }
 
 std::optional<int64_t> RunIn(const Box& region, const Box& box) {

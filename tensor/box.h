@@ -6,11 +6,11 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "tensor/shape.h"
+#include "tensor/values.h"
 
 namespace cadre {
 
@@ -30,14 +30,14 @@ struct Box {
 // Requires: equal numbers of dimensions. The result may be empty.
 Box Intersect(const Box& a, const Box& b);
 
-// Copies the elements of `region` from a row-major tensor that holds `from_box` to one that holds
-// `to_box`. Requires: region lies inside both boxes; spans have the sizes of their boxes.
-void CopyBox(std::span<const float> from, const Box& from_box, std::span<float> to,
-             const Box& to_box, const Box& region);
+// Copies the elements of `region` from a row-major tensor on the host that holds `from_box` to one
+// that holds `to_box`. Requires: region lies inside both boxes; the views have the sizes of their
+// boxes, and one type.
+void CopyBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+             const Box& region);
 
-// The same, but adds to the elements of `to`.
-void AddBox(std::span<const float> from, const Box& from_box, std::span<float> to,
-            const Box& to_box, const Box& region);
+// The same, but adds to the elements of `to`, and rounds each sum of bf16.
+void AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box, const Box& region);
 
 // Offset of `region` in a row-major tensor that holds `box`; nullopt if the elements of the region
 // are not contiguous there. Requires: region lies inside box and is not empty.
