@@ -11,8 +11,8 @@
 #include <cstdint>
 
 #include "device/cuda/launch.h"
-#include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/elements.h"
+#include "kernels/cuda/scratch.h"
 
 namespace cadre {
 
@@ -157,14 +157,15 @@ __global__ void __launch_bounds__(kColumnThreads)
 // Stores the sums of `terms` over the rows (zero rows are allowed). N elements of a row are read
 // together.
 template <int N, typename Terms, typename T>
-void LaunchColumnSums(CudaContext& cuda, const char* name, const Terms& terms, int64_t rows,
-                      int64_t columns, const ColumnResults<T>& to) {
+void LaunchColumnSums(CudaDevice& device, CudaScratch& scratch, const char* name,
+                      const Terms& terms, int64_t rows, int64_t columns,
+                      const ColumnResults<T>& to) {
   if (columns == 0) return;
   const LaunchShape shape = ColumnShape(rows, columns, N, kMaxColumnBlocks);
   const int64_t all = Terms::kSums * columns;
-  const auto partial = cuda.scratch.Take<double>(all * shape.grid.y);
-  Launch(cuda.device, name, SumBands<Terms, N>, shape, terms, rows, columns, partial.data());
-  Launch(cuda.device, name, AddBands<T>,
+  const auto partial = scratch.Take<double>(all * shape.grid.y);
+  Launch(device, name, SumBands<Terms, N>, shape, terms, rows, columns, partial.data());
+  Launch(device, name, AddBands<T>,
          LaunchShape{.grid = dim3((all + 7) / 8), .block = dim3(8, 32)}, shape.grid.y, all,
          partial.data(), columns, to);
 }

@@ -116,7 +116,7 @@ void CudaContext::BiasGradient(int64_t rows, ConstValues dy, FloatSpan db) {
   const int64_t columns = db.size(), row = PaddedRow("dy", rows, columns, dy.size());
   ByTypeAndWidth(dy.type(), std::gcd(columns, row), {dy.data()}, [&](auto zero, auto group) {
     const BiasTerms terms(Data<decltype(zero)>(dy), row - columns);
-    LaunchColumnSums<decltype(group)::value>(*this, "bias gradient", terms, rows, columns,
+    LaunchColumnSums<decltype(group)::value>(device, scratch, "bias gradient", terms, rows, columns,
                                              ColumnResults<float>{.first = db.data()});
   });
 }

@@ -431,7 +431,8 @@ class CudaNorm final : public NormKernels {
     ByTypeAndWidth(x.type(), dims.channels, {x.data()}, [&](auto zero, auto group) {
       const MomentTerms terms(Data<decltype(zero)>(x));
       LaunchColumnSums<decltype(group)::value>(
-          cuda_, "batch norm's sums", terms, dims.rows, dims.channels,
+          cuda_.device, cuda_.scratch, "batch norm's sums", terms, dims.rows,
+          dims.channels,
           ColumnResults<double>{.first = sums.data(), .second = sums.data() + dims.channels});
     });
   }
@@ -503,7 +504,8 @@ class CudaNorm final : public NormKernels {
                                                   mean.data(),
                                                   inverse.data()};
                      LaunchColumnSums<decltype(group)::value>(
-                         cuda_, "gradient sums of batch norm", terms, dims.rows, dims.channels,
+                         cuda_.device, cuda_.scratch, "gradient sums of batch norm", terms,
+                         dims.rows, dims.channels,
                          ColumnResults<double>{.first = sums.data(),
                                                .second = sums.data() + dims.channels,
                                                .rounded_first = dshift.data(),
@@ -564,7 +566,8 @@ class CudaNorm final : public NormKernels {
           }
           const ParameterTerms terms(Data<T>(x), Data<T>(dy), mean.data(), inverse.data());
           LaunchColumnSums<kGroup>(
-              cuda_, "parameter gradients of layer norm", terms, dims.rows, dims.channels,
+              cuda_.device, cuda_.scratch, "parameter gradients of layer norm", terms, dims.rows,
+              dims.channels,
               ColumnResults<float>{.first = dscale.data(), .second = dshift.data()});
         });
   }
