@@ -3,9 +3,9 @@
 
 #include <span>
 
-#include "model/ops/operation.h"
-
 namespace cadre {
+
+struct Operation;  // model/ops/operation.h
 
 std::span<const Operation> ActivationOperations();
 std::span<const Operation> Dense();

@@ -5,6 +5,7 @@
 #include "model/ops/families.h"
 #include "model/ops/indices.h"
 #include "model/ops/inference.h"
+#include "model/ops/operation.h"
 
 namespace cadre {
 namespace {
