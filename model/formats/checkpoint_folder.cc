@@ -177,6 +177,22 @@ absl::StatusOr<std::string> ResolveCheckpoint(const std::string& from, const Roo
   return std::move(newest.path);
 }
 
+// A program saves its frozen parameters with the others, whereas versions do not contain them, so a
+// file may have them or not.
+absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const v1::Model& model,
+                                            const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const ParameterIndex index, ParameterIndex::FromModel(model));
+  CADRE_ASSIGN_OR_RETURN(std::string path, ResolveCheckpoint(from, files));
+  if (!absl::EndsWith(path, ".safetensors")) path = (fs::path(path) / kModelFile).string();
+  std::vector<NamedShape> frozen;
+  for (const v1::OpaqueParameter& parameter : model.opaque().parameter()) {
+    if (parameter.frozen_digest().empty()) continue;
+    frozen.push_back(
+        {parameter.name(), Shape({parameter.shape().begin(), parameter.shape().end()})});
+  }
+  return OpenTensors(path, WeightTensors(index), files, frozen);
+}
+
 absl::StatusOr<CheckpointDraft> CheckpointDraft::Begin(const std::string& path_of_directory,
                                                        const std::string& run, int64_t step,
                                                        const RootedFiles& files) {

@@ -19,6 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/rooted_files.h"
+#include "model/formats/safetensors.h"
+#include "proto/cadre/v1/run.pb.h"
 
 namespace cadre {
 
@@ -41,6 +43,12 @@ absl::StatusOr<CheckpointEntry> NewestCheckpoint(
 // files.
 absl::StatusOr<std::string> ResolveCheckpoint(
     const std::string& from, const RootedFiles& files = RootedFiles::Unrestricted());
+
+// The weights of `from`: a checkpoint's folder, a directory of checkpoints (its newest) or a
+// *.safetensors file, which may also have frozen parameters of the model. Errors: those of
+// ParameterIndex::FromModel; NotFound, ... of files; those of OpenTensors.
+absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const v1::Model& model,
+                                            const RootedFiles& files = RootedFiles::Unrestricted());
 
 // A checkpoint that is being written.
 class CheckpointDraft {

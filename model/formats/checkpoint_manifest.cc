@@ -1,24 +1,23 @@
 // The manifest describes the tensor files of a checkpoint: run, step, position in the data, and
 // the parameters in the order of the flat model vector.
 //
-// Tensors are found by name, so other programs may write the files (OpenWeights accepts a
-// .safetensors file without a manifest). The order in the manifest matters only for digests, which
-// depend on positions: they can be compared only if SameOrder is true.
+// Tensors are found by name, so other programs may write the files (OpenWeights,
+// checkpoint_folder.h, accepts a .safetensors file without a manifest). The order in the manifest
+// matters only for digests, which depend on positions: they can be compared only if SameOrder is
+// true.
 #include "model/formats/checkpoint_manifest.h"
 
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <iterator>
 #include <map>
 #include <set>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/status.h"
-#include "model/formats/checkpoint_folder.h"
 #include "model/problem.h"
 #include "model/text_message.h"
 
@@ -26,25 +25,6 @@ namespace cadre {
 namespace {
 
 constexpr size_t kMaxDifferences = 10;
-
-// As CheckTensors. Tensors that are not in the model are ignored if weights are not read from their
-// type: a run does not exchange such buffers, as num_batches_tracked of PyTorch's batch norm.
-absl::Status CheckFile(const std::string& path, const SafetensorsFile& file,
-                       const std::vector<NamedShape>& in_model) {
-  std::set<absl::string_view> names;
-  for (const NamedShape& tensor : in_model) names.insert(tensor.name);
-  std::vector<NamedShape> in_file;
-  for (const StoredTensor& tensor : file.tensors()) {
-    if (!SafetensorsFile::CanRead(tensor.type)) {
-      if (!names.contains(tensor.name)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": tensor ", Quoted(tensor.name), " has type ", Quoted(tensor.type),
-                       "; weights are read from F32, F16, BF16 and F64"));
-    }
-    in_file.push_back({tensor.name, tensor.shape});
-  }
-  return CheckTensors(path, in_file, in_model);
-}
 
 }  // namespace
 
@@ -165,31 +145,28 @@ absl::Status CheckTensors(absl::string_view file, const std::vector<NamedShape>&
                    more > 0 ? absl::StrCat("; and ", more, " more") : ""));
 }
 
+// Tensors that are not in the model are ignored if weights are not read from their type: a run does
+// not exchange such buffers, as num_batches_tracked of PyTorch's batch norm.
 absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
-                                            const std::vector<NamedShape>& in_model,
-                                            const RootedFiles& files) {
+                                            std::vector<NamedShape> in_model,
+                                            const RootedFiles& files,
+                                            const std::vector<NamedShape>& optional) {
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path, files));
-  CADRE_RETURN_IF_ERROR(CheckFile(path, file, in_model));
-  return file;
-}
-
-// A program saves its frozen parameters with the others, whereas versions do not contain them, so a
-// file may have them or not.
-absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const v1::Model& model,
-                                            const RootedFiles& files) {
-  CADRE_ASSIGN_OR_RETURN(const ParameterIndex index, ParameterIndex::FromModel(model));
-  CADRE_ASSIGN_OR_RETURN(std::string path, ResolveCheckpoint(from, files));
-  if (!absl::EndsWith(path, ".safetensors")) {
-    path = (std::filesystem::path(path) / kModelFile).string();
+  std::copy_if(optional.begin(), optional.end(), std::back_inserter(in_model),
+               [&](const NamedShape& tensor) { return file.Find(tensor.name) != nullptr; });
+  std::set<absl::string_view> names;
+  for (const NamedShape& tensor : in_model) names.insert(tensor.name);
+  std::vector<NamedShape> in_file;
+  for (const StoredTensor& tensor : file.tensors()) {
+    if (!SafetensorsFile::CanRead(tensor.type)) {
+      if (!names.contains(tensor.name)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": tensor ", Quoted(tensor.name), " has type ", Quoted(tensor.type),
+                       "; weights are read from F32, F16, BF16 and F64"));
+    }
+    in_file.push_back({tensor.name, tensor.shape});
   }
-  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path, files));
-  std::vector<NamedShape> in_model = WeightTensors(index);
-  for (const v1::OpaqueParameter& parameter : model.opaque().parameter()) {
-    if (parameter.frozen_digest().empty() || file.Find(parameter.name()) == nullptr) continue;
-    const std::vector<int64_t> extents(parameter.shape().begin(), parameter.shape().end());
-    in_model.push_back({parameter.name(), Shape(extents)});
-  }
-  CADRE_RETURN_IF_ERROR(CheckFile(path, file, in_model));
+  CADRE_RETURN_IF_ERROR(CheckTensors(path, in_file, in_model));
   return file;
 }
 

@@ -52,18 +52,13 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(
 // Errors: as WriteFileAtomically.
 absl::Status WriteManifest(const std::string& path, const v1::CheckpointManifest& manifest);
 
-// Opens a file of tensors. Tensors of integers and of unknown types that are not in the model are
-// ignored. Errors: as SafetensorsFile::Open; as CheckTensors; InvalidArgument for a tensor of the
-// model whose type cannot be read.
+// Opens a file of tensors, which may also have those of `optional`. Tensors of integers and of
+// unknown types that are not in the model are ignored. Errors: as SafetensorsFile::Open; as
+// CheckTensors; InvalidArgument for a tensor of the model whose type cannot be read.
 absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
-                                            const std::vector<NamedShape>& in_model,
-                                            const RootedFiles& files = RootedFiles::Unrestricted());
-
-// The weights of `from`: a checkpoint's folder, a directory of checkpoints (its newest) or a
-// *.safetensors file, which may also have frozen parameters of the model. Errors: those of
-// ParameterIndex::FromModel; NotFound, ... of files; those of OpenTensors.
-absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const v1::Model& model,
-                                            const RootedFiles& files = RootedFiles::Unrestricted());
+                                            std::vector<NamedShape> in_model,
+                                            const RootedFiles& files = RootedFiles::Unrestricted(),
+                                            const std::vector<NamedShape>& optional = {});
 
 // Compares the tensors of a file with those of the model, in any order. Errors: InvalidArgument,
 // naming `file` and up to ten tensors that have another shape or that only one of the two has, with

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "model/formats/checkpoint_folder.h"
 #include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/model/testing.h"
