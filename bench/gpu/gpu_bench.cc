@@ -19,6 +19,7 @@
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "bench/harness.h"
+#include "device/cuda/cuda_machine.h"
 #include "device/gpu_environment.h"
 
 namespace cadre {

@@ -274,19 +274,10 @@ class CudaDevice final : public Device {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The status of an error, with the codes of device.h.
-absl::Status CudaStatus(const CudaApi& api, cudaError_t error, absl::string_view what);
-
 // Maximum pinned memory in bytes: half of `usable`, the memory of the host or the limit of the
 // control group (cgroup), whichever is lower. If `limit`, that of the control group, does not apply
 // (0: there is none), at least 8 GiB, because virtual machines may start with little memory and
 // receive more. 0: no maximum, because the memory is unknown.
 int64_t DefaultPinnedLimit(uint64_t usable, uint64_t limit);
-
-// True for errors after which this process cannot use the device any more.
-bool LosesDevice(cudaError_t error);
-
-// "NVIDIA H200, driver 13.0, runtime 13.0" ("2 x NVIDIA H200, ..."), or the error if there is none.
-absl::StatusOr<std::string> DescribeCuda(const CudaApi& api);
 
 }  // namespace cadre

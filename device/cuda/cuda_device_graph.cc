@@ -20,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/cuda_machine.h"
 #include "glog/logging.h"
 
 namespace cadre {

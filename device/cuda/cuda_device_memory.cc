@@ -14,6 +14,7 @@
 #include "base/hardware.h"
 #include "base/status.h"
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/cuda_machine.h"
 #include "glog/logging.h"
 
 namespace cadre {

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/status.h"
-#include "device/cuda/cuda_device.h"
 
 namespace cadre {
 namespace {

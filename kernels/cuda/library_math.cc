@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/status.h"
+#include "device/cuda/cuda_machine.h"
 #include "glog/logging.h"
 #include "kernels/cuda/cublas_math.h"
 #include "kernels/cuda/cudnn_plan.h"

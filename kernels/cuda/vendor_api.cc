@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/status.h"
+#include "device/cuda/cuda_machine.h"
 
 namespace cadre {
 namespace {

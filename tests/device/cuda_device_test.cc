@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "device/cuda/cuda_machine.h"
 #include "gmock/gmock.h"
 #include "tests/device/test_machine.h"
 

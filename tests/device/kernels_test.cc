@@ -3,6 +3,7 @@
 
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/cuda_machine.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dense_math.h"
 

@@ -1,5 +1,6 @@
 // Links the tests of devices with this machine's GPU.
 #include "absl/strings/str_cat.h"
+#include "device/cuda/cuda_machine.h"
 #include "tests/device/test_machine.h"
 
 namespace cadre {

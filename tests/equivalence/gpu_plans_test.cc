@@ -22,6 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "comm/transport/nccl/nccl_transport.h"
+#include "device/cuda/cuda_machine.h"
 #include "device/gpu_environment.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dense_math.h"

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "device/cuda/cuda_machine.h"
 #include "kernels/cuda/library_math.h"
 #include "kernels/extents.h"
 #include "tests/emulator/emulated_cuda.h"

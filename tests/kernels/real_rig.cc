@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/cuda_machine.h"
 #include "device/gpu_environment.h"
 #include "glog/logging.h"
 #include "kernels/cuda/cuda_backend.h"

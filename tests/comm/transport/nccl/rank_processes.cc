@@ -20,6 +20,7 @@
 #include "comm/transport/connect_group.h"
 #include "comm/transport/nccl/nccl_api.h"
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/cuda_machine.h"
 #include "device/gpu_environment.h"
 
 extern char** environ;
