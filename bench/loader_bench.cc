@@ -34,8 +34,8 @@
 #include "bench/harness.h"
 #include "worker/data/batch_loader.h"
 #include "worker/data/batch_rows.h"
-#include "worker/data/dataset.h"
 #include "worker/data/jpeg.h"
+#include "worker/data/open_dataset.h"
 
 DEFINE_string(folder, "", "Folder with one folder of JPEG files for each class.");
 DEFINE_string(threads, "1,2", "Numbers of loader threads.");

@@ -1,4 +1,4 @@
-// The kinds of data set that OpenDataset selects from, and what they share. Internal to
+// The kinds of data set that OpenDataset (open_dataset.h) selects from, and what they share. Internal to
 // worker/data.
 //
 // Thread-safe (see dataset.h).
@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/rooted_files.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "worker/data/dataset.h"
 

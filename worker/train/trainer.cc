@@ -23,7 +23,7 @@
 #include "plan/memory.h"
 #include "worker/data/batch_loader.h"
 #include "worker/data/batch_rows.h"
-#include "worker/data/dataset.h"
+#include "worker/data/open_dataset.h"
 #include "worker/optim/schedule.h"
 #include "worker/train/batches.h"
 #include "worker/train/device_contribution.h"

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/worker/data/testing.h"
-#include "worker/data/dataset.h"
+#include "worker/data/open_dataset.h"
 
 namespace cadre::testing {
 namespace {

@@ -1,5 +1,5 @@
 // Properties of every kind of data set.
-#include "worker/data/dataset.h"
+#include "worker/data/open_dataset.h"
 
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/worker/data/testing.h"
-#include "worker/data/dataset.h"
+#include "worker/data/open_dataset.h"
 
 namespace cadre::testing {
 namespace {

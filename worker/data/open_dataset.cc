@@ -1,24 +1,15 @@
-// Opens data sets, and implements what their kinds share. Indices are checked here, before a kind
-// reads anything; labels are read separately from inputs, because a rank may need one without the
-// other.
-#include "worker/data/dataset.h"
+#include "worker/data/open_dataset.h"
 
 #include <algorithm>
-#include <initializer_list>
-#include <vector>
+#include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "glog/logging.h"
 #include "model/graph.h"
 #include "worker/data/dataset_kinds.h"
 
 namespace cadre {
 namespace {
-
-// Tokens are passed to the network as fp32, which represents integers exactly up to here.
-constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 
 // Checks the fields of a synthetic data set against the model.
 absl::Status CheckSynthetic(const v1::SyntheticData& data, int64_t classes) {
@@ -47,17 +38,6 @@ absl::Status CheckKind(bool model_takes_tokens, bool data_is_tokens) {
   return absl::InvalidArgumentError(
       absl::StrCat("the data are ", data_is_tokens ? "tokens" : "images", ", but the model takes ",
                    model_takes_tokens ? "tokens" : "images"));
-}
-
-bool EndsWithOneOf(absl::string_view name, std::initializer_list<absl::string_view> endings) {
-  return std::any_of(endings.begin(), endings.end(), [name](absl::string_view ending) {
-    return absl::EndsWithIgnoreCase(name, ending);
-  });
-}
-
-absl::Status CheckIndex(int64_t index, int64_t size) {
-  if (index >= 0 && index < size) return absl::OkStatus();
-  return absl::OutOfRangeError(absl::StrCat("sample ", index, " does not exist; there are ", size));
 }
 
 // Opens the data set without a check of its size.
@@ -106,75 +86,6 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenOfAnySize(const v1::RunSpec& spec, 
 }
 
 }  // namespace
-
-// Checks all indices before any output is written or any file is read.
-absl::Status ImageDataset::GetLabels(std::span<const SampleRef> samples,
-                                     std::span<int32_t> labels) const {
-  for (size_t i = 0; i < samples.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(CheckIndex(samples[i].index, size()));
-    if (!labels.empty()) labels[i] = Label(samples[i].index);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ImageDataset::Get(std::span<const SampleRef> samples, std::span<float> inputs,
-                               std::span<int32_t> labels) const {
-  CADRE_RETURN_IF_ERROR(GetLabels(samples, labels));
-  return ReadImages(samples, inputs);
-}
-
-SequenceDataset::SequenceDataset(int64_t size, const DatasetNeeds& needs)
-    : size_(size),
-      shape_(needs.sample_shape),
-      labels_per_sample_(needs.labels_per_sample),
-      vocabulary_(std::min(needs.vocabulary, kMaxVocabulary)),
-      classes_(needs.classes) {}
-
-absl::Status SequenceDataset::CheckToken(int64_t index, int64_t t, int64_t token,
-                                         int64_t bound) const {
-  if (token < bound) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(TokenName(index, t), ", is ", token,
-                                                 "; the model accepts tokens below ", bound));
-}
-
-// Only tokens that are used are checked: inputs against the vocabulary, labels against the classes.
-absl::Status SequenceDataset::Get(std::span<const SampleRef> samples, std::span<float> inputs,
-                                  std::span<int32_t> labels) const {
-  std::vector<int64_t> tokens(length() + 1);
-  auto input = inputs.begin();
-  auto label = labels.begin();
-  for (const SampleRef& sample : samples) {
-    CADRE_RETURN_IF_ERROR(CheckIndex(sample.index, size_));
-    CADRE_RETURN_IF_ERROR(ReadTokens(sample.index, tokens));
-    for (int64_t t = 0; t <= length(); ++t) {
-      if (t < length() && !inputs.empty()) {
-        CADRE_RETURN_IF_ERROR(CheckToken(sample.index, t, tokens[t], vocabulary_));
-        *input++ = tokens[t];
-      }
-      if (t > length() - labels_per_sample_ && !labels.empty()) {
-        CADRE_RETURN_IF_ERROR(CheckToken(sample.index, t, tokens[t], classes_));
-        *label++ = tokens[t];
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-bool IsJpegName(absl::string_view name) {
-  return EndsWithOneOf(name, {".jpg", ".jpeg", ".jpe", ".jfif"});
-}
-
-bool IsOtherImageName(absl::string_view name) {
-  return EndsWithOneOf(name, {".png", ".apng", ".webp", ".gif",  ".bmp",  ".tif",
-                              ".tiff", ".ppm", ".pgm",  ".pbm",  ".pnm",  ".jp2",
-                              ".j2k",  ".jxl", ".avif", ".heic", ".heif", ".tga"});
-}
-
-std::string EntryKind(absl::string_view path) {
-  const absl::string_view name = path.substr(path.rfind('/') + 1);
-  const size_t dot = name.rfind('.');
-  return dot == absl::string_view::npos ? "without an ending" : std::string(name.substr(dot));
-}
 
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split,
                                                      const RootedFiles& files) {
