@@ -79,8 +79,7 @@ std::span<const Operation> ActivationOperations() {
                       .indices = AllDimensions,
                       .saved = {.x = reads_input, .y = !reads_input},
                       .in_place = true,
-                      .split_rule = SplitRule::kKeepSplit,
-                      .is_activation = true});
+                      .split_rule = SplitRule::kKeepSplit});
     }
     return made;
   }());

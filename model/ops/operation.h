@@ -88,8 +88,6 @@ struct Operation {
   bool is_product = false;
   // Whether backward computes the gradient of the input before those of the parameters.
   bool input_gradient_first = false;
-  // Whether it is one of Activations() (model/ops/activations.h).
-  bool is_activation = false;
 };
 
 // Requires: not OP_NOT_SET or kUse.

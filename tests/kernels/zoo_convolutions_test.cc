@@ -38,7 +38,7 @@
 #include "plan/search/planner.h"
 #include "plan/tape.h"
 #include "tests/kernels/plans_without_gpu.h"
-#include "worker/nn/layer.h"
+#include "worker/nn/layer_kinds.h"
 
 namespace cadre {
 namespace {

@@ -26,7 +26,7 @@
 #include "tests/base/expect.h"
 #include "tests/equivalence/test_plans.h"
 #include "tests/torch/fixtures.h"
-#include "worker/nn/layer.h"
+#include "worker/nn/layer_kinds.h"
 #include "worker/nn/parameter_store.h"
 #include "worker/optim/slice_optimizer.h"
 

@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -125,10 +124,9 @@ struct LayerSetting {
 
   // True on exactly one of the ranks along the axes that split operation index `index`: that rank
   // adds what must be added once, such as a bias.
-  bool IsFirstAlong(const char* index) const;
+  bool IsFirstAlong(const char* index) const {
+    return comms.mesh().Coordinate(comms.rank(), layouts.axes(index)) == 0;
+  }
 };
-
-// Requires: not a softmax_cross_entropy; the network computes the loss.
-std::unique_ptr<Layer> MakeLayer(LayerSetting setting);
 
 }  // namespace cadre

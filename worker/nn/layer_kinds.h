@@ -1,4 +1,4 @@
-// The families of layers that MakeLayer selects from, one file each. Internal to worker/nn.
+// The families of layers, one file each, and MakeLayer, which selects from them.
 #pragma once
 
 #include <memory>
@@ -8,6 +8,9 @@
 #include "worker/nn/layer.h"
 
 namespace cadre {
+
+// Requires: not a softmax_cross_entropy; the network computes the loss.
+std::unique_ptr<Layer> MakeLayer(LayerSetting setting);
 
 std::unique_ptr<Layer> MakeAttention(LayerSetting setting);
 std::unique_ptr<Layer> MakeDenseLayer(LayerSetting setting);

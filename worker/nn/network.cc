@@ -41,6 +41,7 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "worker/nn/allocation_label.h"
+#include "worker/nn/layer_kinds.h"
 
 namespace cadre {
 

@@ -25,7 +25,6 @@ TEST(OperationTest, LayersSelectTheirActivation) {
     EXPECT_EQ(layer.op_case(), function.kind);
     EXPECT_EQ(ActivationOf(layer), function.activation);
     const Operation& operation = Describe(function.kind);
-    EXPECT_TRUE(operation.is_activation);
     EXPECT_EQ(operation.saved.x, GradientReadsInput(function.activation));
     EXPECT_NE(operation.saved.x, operation.saved.y);
   }

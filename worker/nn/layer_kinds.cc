@@ -1,19 +1,12 @@
-#include "worker/nn/layer.h"
+#include "worker/nn/layer_kinds.h"
 
 #include <utility>
 
 #include "glog/logging.h"
-#include "model/ops/operation.h"
-#include "worker/nn/layer_kinds.h"
 
 namespace cadre {
 
-bool LayerSetting::IsFirstAlong(const char* index) const {
-  return comms.mesh().Coordinate(comms.rank(), layouts.axes(index)) == 0;
-}
-
 std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
-  if (Describe(setting.layer.kind).is_activation) return MakeElementwiseLayer(std::move(setting));
   switch (setting.layer.kind) {
     case LayerKind::kConvolution:
     case LayerKind::kMaxPool:
@@ -23,6 +16,14 @@ std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
     case LayerKind::kFullyConnected:
     case LayerKind::kEmbedding:
       return MakeDenseLayer(std::move(setting));
+    case LayerKind::kRelu:
+    case LayerKind::kRelu6:
+    case LayerKind::kGelu:
+    case LayerKind::kSigmoid:
+    case LayerKind::kTanh:
+    case LayerKind::kHardSwish:
+    case LayerKind::kHardSigmoid:
+    case LayerKind::kSilu:
     case LayerKind::kMultiply:
     case LayerKind::kDropout:
     case LayerKind::kAdd:
@@ -45,12 +46,13 @@ std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
       return MakeLstm(std::move(setting));
     case LayerKind::kDotProductAttention:
       return MakeDotProductAttention(std::move(setting));
+    // The network computes the loss; models that have been read contain no `use`.
     case LayerKind::kSoftmaxCrossEntropy:
-      LOG(FATAL) << setting.layer.name << ": the network computes the loss";
-    default:
-      LOG(FATAL) << setting.layer.name << ": no layer computes "
-                 << LayerKindName(setting.layer.kind);
+    case LayerKind::kUse:
+    case LayerKind::OP_NOT_SET:
+      break;
   }
+  LOG(FATAL) << setting.layer.name << ": no layer computes " << LayerKindName(setting.layer.kind);
 }
 
 }  // namespace cadre
