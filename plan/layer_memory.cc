@@ -1,144 +1,207 @@
 #include "plan/layer_memory.h"
 
 #include <algorithm>
-
-#include "plan/layer_part.h"
+#include <utility>
 
 namespace cadre {
 namespace {
 
-constexpr int kRows = 1;
+// Elements that hold an fp32 number.
+int64_t ElementsPerNumber(DType activations) {
+  return SizeOf(DType::kFloat32) / SizeOf(activations);
+}
 
-int64_t Elements(const Box& box) { return box.shape().elements(); }
+// The next interval of so many elements after `end`, which it advances.
+Interval IntervalAfter(int64_t elements, int64_t& end) {
+  const int64_t begin = AlignedOffset(end);
+  end = begin + elements;
+  return {begin, end};
+}
+
+// Elements of a block of scores, which remain in the second-level cache of large GPUs.
+constexpr int64_t kMaxScores = int64_t{1} << 22;
+
+// Scores of the largest block: whole heads, or rows of one head.
+int64_t LargestScoreBlock(int64_t samples, int64_t tokens, int64_t heads) {
+  const int64_t of_head = tokens * tokens;
+  if (of_head == 0) return 0;
+  if (of_head > kMaxScores) return std::max<int64_t>(1, kMaxScores / tokens) * tokens;
+  return of_head * std::min(samples * heads, kMaxScores / of_head);
+}
+
+// Bytes of the workspace of the library's fused backward: gradients of scores, by whole tiles, and
+// a sum for each row of them. 0 if the library has no such kernel, or may not use so much.
+int64_t FusedBackwardBytes(int64_t samples, int64_t tokens, int64_t heads, int64_t head_features) {
+  constexpr int64_t kTile = 64, kFeatures = 8, kMaxFeatures = 128, kAlignment = 256;
+  constexpr int64_t kLimit = int64_t{2} << 30;
+  if (head_features % kFeatures != 0 || head_features > kMaxFeatures) return 0;
+  const int64_t padded = (tokens + kTile - 1) / kTile * kTile;
+  const int64_t bytes =
+      samples * heads *
+          (padded * padded * SizeOf(DType::kBFloat16) + tokens * SizeOf(DType::kFloat32)) +
+      kAlignment;
+  return bytes <= kLimit ? bytes : 0;
+}
 
 }  // namespace
 
-// The rows before, in and after the interior are computed in scratch memory.
-int64_t LayerMemory::InteriorScratch(int l) const {
-  const LayerRegion& here = region(l);
-  if (!here.has_interior()) return 0;
-  int64_t elements = 0;
-  const int64_t borders[] = {here.output.begin[kRows], here.interior_begin, here.interior_end,
-                             here.output.end[kRows]};
-  for (int part = 0; part < 3; ++part) {
-    const Box x = here.InputRowsFor(graph_[l].window, borders[part], borders[part + 1]);
-    const Box y = here.OutputRows(borders[part], borders[part + 1]);
-    elements = std::max(elements, AlignedOffset(Elements(x)) + Elements(y));
-  }
-  return elements;
+AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads,
+                                  int64_t head_features, DType activations) {
+  const int64_t rows = samples * tokens * heads;
+  AttentionMemory memory;
+  memory.qkv = 3 * rows * head_features;
+  memory.context = rows * head_features;
+  memory.statistics = rows * ElementsPerNumber(activations);
+  memory.context_begin = AlignedOffset(memory.qkv);
+  memory.statistics_begin = AlignedOffset(memory.context_begin + memory.context);
+  return memory;
 }
 
-LayerMemory::SavedValues LayerMemory::SavedBy(int l) const {
-  const GraphLayer& layer = graph_[l];
-  const Shape output = region(l).output.shape();
-  const int64_t channels = output[output.rank() - 1];
+ScoreMemory MemoryOfScores(int64_t samples, int64_t tokens, int64_t heads, int64_t head_features,
+                           bool fuses, DType activations) {
+  const int64_t scores = LargestScoreBlock(samples, tokens, heads);
+  if (scores == 0) return {};
+  // Forward replaces fp32 scores by probabilities; backward has fp32 scores and gradients of
+  // probabilities, which probabilities and gradients of scores replace.
+  if (activations == DType::kFloat32) return {.forward = scores, .backward = 2 * scores};
+  ScoreMemory memory{.forward = 2 * (scores + (scores + 1) / 2), .backward = 6 * scores};
+  if (fuses) {
+    const int64_t bytes = FusedBackwardBytes(samples, tokens, heads, head_features);
+    memory.backward = std::max<int64_t>(memory.backward, bytes / SizeOf(activations));
+  }
+  return memory;
+}
+
+int64_t ScoreRow(int64_t classes, DType activations) {
+  // With fewer classes the padding would be a large part of a row, and the product is small.
+  constexpr int64_t kMinClasses = 512;
+  constexpr int64_t kVectorBytes = 16, kColumns = 64;
+  const int64_t bytes = classes * SizeOf(activations);
+  if (classes < kMinClasses || bytes % kVectorBytes == 0) return classes;
+  return (classes + kColumns - 1) / kColumns * kColumns;
+}
+
+LstmDims LstmDimsOf(const GraphLayer& layer, int64_t samples) {
+  const v1::Lstm& lstm = layer.settings.lstm();
+  return {.samples = samples,
+          .tokens = layer.input()[0],
+          .features = layer.input()[1],
+          .hidden = lstm.hidden(),
+          .outputs = layer.output[1],
+          .projects = lstm.projection() > 0};
+}
+
+LstmMemory MemoryOfLstm(const LstmDims& dims, DType activations) {
+  const int64_t rows = dims.samples * dims.tokens;
+  const int64_t per_number = ElementsPerNumber(activations);
+  int64_t end = 0;
+  const auto next = [&end](int64_t elements) { return IntervalAfter(elements, end); };
+  LstmMemory memory;
+  memory.gates = next(rows * 4 * dims.hidden);
+  memory.cells = next(rows * dims.hidden * per_number);
+  memory.outputs = next(rows * dims.outputs);
+  memory.projected = next(dims.projects ? rows * dims.hidden : 0);
+  memory.saved = std::exchange(end, 0);
+  memory.inputs = next(rows * dims.features);
+  memory.recurrent = next(dims.samples * 4 * dims.hidden);
+  memory.forward_scratch = std::exchange(end, 0);
+  memory.backward_inputs = next(rows * dims.features);
+  memory.doutputs = next(rows * dims.outputs);
+  memory.drecurrent = next(dims.samples * dims.outputs);
+  memory.dprojected = next(dims.projects ? dims.samples * dims.hidden : 0);
+  memory.dcells = next(dims.samples * dims.hidden * per_number);
+  memory.backward_scratch = end;
+  return memory;
+}
+
+SampledMemory MemoryOfSampled(int64_t rows, int64_t sampled, int64_t features, DType activations) {
+  const int64_t candidates = sampled + rows;
+  const int64_t per_number = ElementsPerNumber(activations);
+  int64_t end = 0;
+  const auto next = [&end](int64_t elements) { return IntervalAfter(elements, end); };
+  SampledMemory memory;
+  memory.weights = next(candidates * features);
+  memory.offsets = next(candidates * per_number);
+  memory.biases = next(candidates * per_number);
+  memory.label_scores = next(rows * per_number);
+  memory.scores = next(rows * sampled * per_number);
+  memory.forward_scratch = std::exchange(end, 0);
+  memory.backward_weights = next(candidates * features);
+  memory.dlabel_scores = next(rows);
+  memory.dscores = next(rows * sampled);
+  memory.label_terms = next(rows * features);
+  memory.dweights = next(candidates * features * per_number);
+  memory.dbiases = next(candidates * per_number);
+  memory.backward_scratch = end;
+  return memory;
+}
+
+ScoreMemory ScoresOfLayer(const GraphLayer& layer, const LayerExtents& here, DType activations,
+                          v1::Cluster::Device device) {
+  if (device != v1::Cluster::CUDA || layer.kind != LayerKind::kAttention) return {};
+  return MemoryOfScores(here.samples, layer.output[0], here.heads, layer.parameters[0].shape[2],
+                        /*fuses=*/!HasPadding(layer), activations);
+}
+
+LayerMemory MemoryOfLayer(const GraphLayer& layer, const LayerExtents& here, DType activations,
+                          v1::Cluster::Device device, bool needs_gradient) {
+  const int64_t rows = here.output / std::max<int64_t>(1, here.features);
   switch (layer.kind) {
     case LayerKind::kMaxPool:            // position of the maximum
     case LayerKind::kLocalResponseNorm:  // denominators
-      return {.elements = output.elements()};
+      return {.saved = here.output};
     case LayerKind::kBatchNorm:  // mean and inverse standard deviation
-      return {.elements = 2 * channels};
+      return {.saved = 2 * here.features};
     case LayerKind::kLayerNorm:
-      return {.elements = 2 * output.elements() / std::max<int64_t>(1, channels)};
-    case LayerKind::kFullyConnected:  // candidates
-      return {.elements = layer.sampled_classes > 0 ? tape_.candidates : 0};
-    case LayerKind::kAttention:  // queries, keys, values; context; statistics
-      return {.type = tape_.activations, .elements = AttentionOf(l).saved()};
-    case LayerKind::kLstm:
-      return {.type = tape_.activations, .elements = LstmOf(l).saved};
-    case LayerKind::kDotProductAttention:  // probabilities
-      return {.type = tape_.activations, .elements = Probabilities(l)};
+      // The kernel always computes the gradient of the input.
+      return {.saved = 2 * rows, .backward_scratch = needs_gradient ? 0 : here.output};
+    case LayerKind::kClassToken: {
+      // The first tokens of the samples, or their gradients.
+      const int64_t first = here.samples * here.features;
+      return {.forward_scratch = first, .backward_scratch = first};
+    }
+    case LayerKind::kFullyConnected: {
+      const int64_t sampled = layer.sampled_classes;
+      if (sampled == 0) return {};
+      const SampledMemory memory =
+          MemoryOfSampled(rows, sampled, layer.input().dims().back(), activations);
+      return {.saved = sampled + rows,
+              .forward_scratch = memory.forward_scratch,
+              .backward_scratch = memory.backward_scratch};
+    }
+    case LayerKind::kAttention: {
+      const AttentionMemory memory = MemoryOfAttention(here.samples, layer.output[0], here.heads,
+                                                       layer.parameters[0].shape[2], activations);
+      const ScoreMemory scores = ScoresOfLayer(layer, here, activations, device);
+      const int64_t gradients = memory.scratch();
+      return {.saved_type = activations,
+              .saved = memory.saved(),
+              .forward_scratch = scores.forward,
+              .backward_scratch =
+                  scores.backward == 0 ? gradients : AlignedOffset(gradients) + scores.backward};
+    }
+    case LayerKind::kLstm: {
+      const LstmMemory memory = MemoryOfLstm(LstmDimsOf(layer, here.samples), activations);
+      return {.saved_type = activations,
+              .saved = memory.saved,
+              .forward_scratch = memory.forward_scratch,
+              .backward_scratch = memory.backward_scratch};
+    }
+    case LayerKind::kDotProductAttention: {
+      // One for each query and each token of the source. Forward has scores in scratch memory, as
+      // fp32; backward the gradients of probabilities (fp32) and of scores, and a part of that of
+      // the source.
+      const int64_t probabilities = here.samples * layer.output[0] * layer.input(1)[0];
+      const int64_t scores = probabilities * ElementsPerNumber(activations);
+      return {.saved_type = activations,
+              .saved = probabilities,
+              .forward_scratch = scores,
+              .backward_scratch = AlignedOffset(scores) + AlignedOffset(probabilities) +
+                                  here.samples * layer.input(1).elements()};
+    }
     default:
       return {};
   }
-}
-
-// The first tokens of the samples, or their gradients.
-int64_t LayerMemory::ClassTokenScratch(int l) const {
-  if (graph_[l].kind != LayerKind::kClassToken) return 0;
-  const Shape output = region(l).output.shape();
-  return output[0] * output[2];
-}
-
-// Elements that hold this many fp32 numbers.
-int64_t LayerMemory::HoldingFloats(int64_t numbers) const {
-  return numbers * (SizeOf(DType::kFloat32) / SizeOf(tape_.activations));
-}
-
-int64_t LayerMemory::ForwardScratch(int l) const {
-  switch (graph_[l].kind) {
-    case LayerKind::kConvolution:
-      return InteriorScratch(l);
-    case LayerKind::kFullyConnected:
-      return graph_[l].sampled_classes > 0 ? SampledOf(l).forward_scratch : 0;
-    case LayerKind::kClassToken:
-      return ClassTokenScratch(l);
-    case LayerKind::kLstm:
-      return LstmOf(l).forward_scratch;
-    case LayerKind::kAttention:
-      return ScoresOf(l).forward;
-    case LayerKind::kDotProductAttention:  // scores
-      return HoldingFloats(Probabilities(l));
-    default:
-      return 0;
-  }
-}
-
-int64_t LayerMemory::BackwardScratch(int l, bool needs_gradient) const {
-  const GraphLayer& layer = graph_[l];
-  if (layer.kind == LayerKind::kLstm) return LstmOf(l).backward_scratch;
-  if (layer.sampled_classes > 0) return SampledOf(l).backward_scratch;
-  if (layer.kind == LayerKind::kDotProductAttention) {
-    // The gradients of probabilities (fp32) and of scores, and a part of that of the source.
-    return AlignedOffset(HoldingFloats(Probabilities(l))) + AlignedOffset(Probabilities(l)) +
-           Elements(region(l).inputs[1]);
-  }
-  if (layer.kind == LayerKind::kClassToken) return ClassTokenScratch(l);
-  if (layer.kind == LayerKind::kAttention) {
-    const int64_t gradients = AttentionOf(l).scratch(), scores = ScoresOf(l).backward;
-    return scores == 0 ? gradients : AlignedOffset(gradients) + scores;
-  }
-  // The kernel always computes the gradient of the input.
-  if (layer.kind == LayerKind::kLayerNorm && !needs_gradient) {
-    return Elements(region(l).inputs[0]);
-  }
-  return 0;
-}
-
-LstmMemory LayerMemory::LstmOf(int l) const {
-  return MemoryOfLstm(LstmDimsOf(graph_[l], region(l).output.shape()[0]), tape_.activations);
-}
-
-SampledMemory LayerMemory::SampledOf(int l) const {
-  const Shape input = region(l).inputs[0].shape();
-  const int64_t features = input.dims().back();
-  const Shape output = region(l).output.shape();
-  return MemoryOfSampled(output.elements() / output.dims().back(), graph_[l].sampled_classes,
-                         features, tape_.activations);
-}
-
-// One for each query and each token of the source.
-int64_t LayerMemory::Probabilities(int l) const {
-  return region(l).output.shape()[0] * graph_[l].output[0] * graph_[l].input(1)[0];
-}
-
-int64_t LayerMemory::HeadsHere(int l) const {
-  const Box weight =
-      LocalBox(graph_[l].parameters[0].shape, plan_.layers[l].parameters[0], plan_.mesh, rank_);
-  return weight.shape()[0];
-}
-
-AttentionMemory LayerMemory::AttentionOf(int l) const {
-  const Shape output = region(l).output.shape();
-  return MemoryOfAttention(output[0], output[1], HeadsHere(l), graph_[l].parameters[0].shape[2],
-                           tape_.activations);
-}
-
-ScoreMemory LayerMemory::ScoresOf(int l) const {
-  if (device_ != v1::Cluster::CUDA) return {};
-  const Shape output = region(l).output.shape();
-  return MemoryOfScores(output[0], output[1], HeadsHere(l), graph_[l].parameters[0].shape[2],
-                        /*fuses=*/!HasPadding(graph_[l]), tape_.activations);
 }
 
 }  // namespace cadre

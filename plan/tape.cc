@@ -31,7 +31,7 @@
 // divided, nor is one that begins on all ranks.
 //
 // What backward reads determines how long the buffers of forward live: input, output, or values
-// that forward saves (LayerMemory). Gelu, for example, needs its input, relu only its output, so
+// that forward saves (layer_memory.h). Gelu, for example, needs its input, relu only its output, so
 // relu may overwrite its input in place.
 //
 // Overlap. A convolution whose rows are split needs a halo from its neighbours. Its output is
@@ -74,8 +74,7 @@ class TapeBuilder {
         device_(device),
         rank_(rank),
         needs_gradient_(LayersWithGradient(graph)),
-        pending_(graph.size()),
-        memory_(graph, plan, rank, device, tape_) {
+        pending_(graph.size()) {
     tape_.samples = samples;
     tape_.training = training;
     tape_.activations = activations;
@@ -331,11 +330,12 @@ class TapeBuilder {
     y_.push_back(TapeOp::kNone);
     dy_.push_back(TapeOp::kNone);
     if (layer.kind == LayerKind::kSoftmaxCrossEntropy) return Loss(l);
-    const auto saved = IsHere(l) ? memory_.SavedBy(l) : LayerMemory::SavedValues();
-    if (saved.elements > 0) saved_.back() = NewBuffer(l, "saved", saved.type, saved.elements);
+    const LayerMemory memory = IsHere(l) ? MemoryOf(l) : LayerMemory();
+    if (memory.saved > 0) saved_.back() = NewBuffer(l, "saved", memory.saved_type, memory.saved);
     y_.back() = NewBuffer(l, "y", tape_.activations, OutputElements(l));
     if (!IsHere(l)) return;
-    const int scratch_buffer = NewScratch(l, memory_.ForwardScratch(l));
+    const int scratch_buffer =
+        NewScratch(l, region(l).has_interior() ? InteriorScratch(l) : memory.forward_scratch);
     TapeOp& op = NewOp(TapeOpKind::kForward, l);
     op.scratch = scratch_buffer;
     op.x = x;
@@ -466,8 +466,7 @@ class TapeBuilder {
       }
       return;
     }
-    const int scratch_buffer =
-        NewScratch(l, memory_.BackwardScratch(l, NeedsGradient(layer.inputs[0])));
+    const int scratch_buffer = NewScratch(l, MemoryOf(l).backward_scratch);
     const SavedForBackward reads = Describe(layer.kind).saved;
     TapeOp& op = NewOp(TapeOpKind::kBackward, l);
     if (reads.x) op.x = x_[l];
@@ -496,11 +495,34 @@ class TapeBuilder {
     return elements > 0 ? NewBuffer(l, "scratch", tape_.activations, elements) : TapeOp::kNone;
   }
 
-  int64_t Candidates(int l) {
-    if (l == Graph::kNoLayer || !IsHere(l)) return 0;
-    const Shape scores = region(l).output.shape();
-    return graph_[l].sampled_classes + scores.elements() / scores.dims().back();
+  // Requires: the layer is placed on this rank.
+  LayerMemory MemoryOf(int l) const {
+    const GraphLayer& layer = graph_[l];
+    const Shape output = tape_.regions[l].output.shape();
+    LayerExtents here = {
+        .samples = output[0], .output = output.elements(), .features = output.dims().back()};
+    if (layer.kind == LayerKind::kAttention) {
+      here.heads = LocalBox(layer.parameters[0].shape, layouts(l).parameters[0], plan_.mesh, rank_)
+                       .shape()[0];
+    }
+    return MemoryOfLayer(layer, here, tape_.activations, device_, NeedsGradient(layer.inputs[0]));
   }
+
+  // The rows before, in and after the interior are computed in scratch memory.
+  int64_t InteriorScratch(int l) const {
+    const LayerRegion& here = tape_.regions[l];
+    int64_t elements = 0;
+    const int64_t borders[] = {here.output.begin[kRows], here.interior_begin, here.interior_end,
+                               here.output.end[kRows]};
+    for (int part = 0; part < 3; ++part) {
+      const Box x = here.InputRowsFor(graph_[l].window, borders[part], borders[part + 1]);
+      const Box y = here.OutputRows(borders[part], borders[part + 1]);
+      elements = std::max(elements, AlignedOffset(Elements(x)) + Elements(y));
+    }
+    return elements;
+  }
+
+  int64_t Candidates(int l) { return l == Graph::kNoLayer || !IsHere(l) ? 0 : MemoryOf(l).saved; }
 
   const Graph& graph_;
   const Plan& plan_;
@@ -526,7 +548,6 @@ class TapeBuilder {
   // By layer.
   std::vector<std::vector<Term>> pending_;
   Tape tape_;
-  const LayerMemory memory_;
   // Buffers by layer.
   std::vector<std::vector<int>> x_;
   std::vector<int> y_;

@@ -5,9 +5,9 @@
 
 #include "model/ops/operation.h"
 #include "plan/cost/communication_cost.h"
+#include "plan/layer_memory.h"
 #include "plan/memory.h"
 #include "plan/search/move_model.h"
-#include "plan/tape.h"
 
 namespace cadre {
 namespace {
@@ -81,58 +81,15 @@ int64_t UploadElements(const PlanProblem& problem, const GraphLayer& layer, int6
   return kCopies * 2 * (layer.sampled_classes + rows);
 }
 
-// Scratch memory of the scores of an attention, on GPUs, as fp32 elements.
-int64_t ScoreElements(const PlanProblem& problem, const GraphLayer& layer, int64_t rows,
-                      int64_t heads) {
-  if (problem.device != v1::Cluster::CUDA) return 0;
+// What forward saves for backward, besides input and output, and scratch memory of backward, as
+// fp32 elements. Scores of attention have the type of activations.
+int64_t SavedElements(const PlanProblem& problem, const GraphLayer& layer,
+                      const LayerExtents& here) {
+  const LayerMemory memory = MemoryOfLayer(layer, here, DType::kFloat32, v1::Cluster::CPU);
   const DType type = ActivationType(problem);
-  const int64_t tokens = layer.output[0];
-  const ScoreMemory memory =
-      MemoryOfScores(LargestPart(rows, std::max<int64_t>(1, tokens)), tokens, heads,
-                     layer.parameters[0].shape[2], /*fuses=*/!HasPadding(layer), type);
-  return LargestPart(memory.backward * SizeOf(type), kBytesPerWord);
-}
-
-// Elements that forward saves for backward, besides input and output.
-int64_t SavedElements(const PlanProblem& problem, const GraphLayer& layer, int64_t output,
-                      int64_t features, int64_t heads) {
-  switch (layer.kind) {
-    case LayerKind::kMaxPool:
-    case LayerKind::kLocalResponseNorm:
-      return output;
-    case LayerKind::kBatchNorm:
-      return 2 * features;
-    case LayerKind::kLayerNorm:
-      return 2 * LargestPart(output, std::max<int64_t>(1, features));
-    case LayerKind::kAttention: {
-      // Queries, keys, values and context, and their gradients; statistics of the softmax.
-      const Shape& weight = layer.parameters[0].shape;
-      const int64_t rows = LargestPart(output, std::max<int64_t>(1, features));
-      const int64_t here = LargestPart(weight[0], heads);
-      return rows * here * (8 * weight[2] + 1) + ScoreElements(problem, layer, rows, here);
-    }
-    case LayerKind::kFullyConnected: {
-      // With the scratch memory of backward.
-      const int64_t sampled = layer.sampled_classes;
-      if (sampled == 0) return 0;
-      const int64_t rows = LargestPart(output, 1 + sampled);
-      const SampledMemory memory =
-          MemoryOfSampled(rows, sampled, layer.input().dims().back(), DType::kFloat32);
-      return sampled + rows + memory.backward_scratch;
-    }
-    // Both with the scratch memory of backward.
-    case LayerKind::kLstm: {
-      const int64_t samples = output / layer.output.elements();
-      const LstmMemory memory = MemoryOfLstm(LstmDimsOf(layer, samples), DType::kFloat32);
-      return memory.saved + memory.backward_scratch;
-    }
-    case LayerKind::kDotProductAttention: {
-      const int64_t samples = output / layer.output.elements();
-      return samples * (3 * layer.output[0] * layer.input(1)[0] + layer.input(1).elements());
-    }
-    default:
-      return 0;
-  }
+  const ScoreMemory scores = ScoresOfLayer(layer, here, type, problem.device);
+  return memory.saved + memory.backward_scratch +
+         LargestPart(scores.backward * SizeOf(type), kBytesPerWord);
 }
 
 // Elements in evaluation, if the loss samples classes, of its layer and of the one that scores
@@ -215,9 +172,13 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   if (FollowsNorm(*problem.graph, layer)) saved_y = LargestPart(output_elements, 32) + features;
   const int64_t transient =
       OverwritesScores(problem, layer) ? 0 : std::max(input_elements, output_elements);
-  const int64_t training = (saved.x ? input_elements : 0) + saved_y +
-                           SavedElements(problem, layer, output_elements, features, heads) +
-                           transient;
+  LayerExtents here = {
+      .samples = LargestPart(samples, output[0]), .output = output_elements, .features = features};
+  if (layer.kind == LayerKind::kAttention) {
+    here.heads = LargestPart(layer.parameters[0].shape[0], heads);
+  }
+  const int64_t training =
+      (saved.x ? input_elements : 0) + saved_y + SavedElements(problem, layer, here) + transient;
   return kBytesPerWord *
          (UploadElements(problem, layer, input_elements, output_elements) +
           std::max(in_flight * training, EvaluationElements(problem, layer, inputs[0], output)));

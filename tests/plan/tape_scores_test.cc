@@ -1,6 +1,7 @@
 // The memory that tapes of GPUs have for scores: those of attention, and those of the loss.
 #include <gtest/gtest.h>
 
+#include "plan/layer_memory.h"
 #include "plan/plan.h"
 #include "plan/tape.h"
 #include "tests/plan/tape_fixture.h"

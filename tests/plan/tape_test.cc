@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/layer_memory.h"
 #include "plan/plan.h"
 #include "tests/plan/tape_fixture.h"
 

@@ -13,6 +13,7 @@
 // With a padding token, the network's tokens are the second input (model/graph.h).
 #include <utility>
 
+#include "plan/layer_memory.h"
 #include "worker/nn/layer_kinds.h"
 
 namespace cadre {

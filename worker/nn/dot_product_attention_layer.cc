@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "plan/layer_memory.h"
 #include "worker/nn/layer_kinds.h"
 
 namespace cadre {

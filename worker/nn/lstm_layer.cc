@@ -13,6 +13,7 @@
 // Limits. Only samples are split: each step needs all outputs of the step before it.
 #include <utility>
 
+#include "plan/layer_memory.h"
 #include "worker/nn/layer_kinds.h"
 
 namespace cadre {

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "plan/layer_memory.h"
 #include "worker/nn/layer_kinds.h"
 
 namespace cadre {

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/optimizer_state.h"
+#include "plan/layer_memory.h"
 #include "plan/memory.h"
 #include "plan/pipeline.h"
 #include "plan/search/placed_plans.h"
