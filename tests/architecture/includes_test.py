@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Compares every #include with the table of rooms in docs/architecture.md.
+"""Compares every #include with the table of rooms in docs/architecture.md, and finds circles of units.
 
 A room is a source folder that is one library. The table lists, for each room, the rooms that it may
 include. The test fails on an include that the table does not permit, on a permission that no file
 uses, on a permission that does not point to a lower floor, and on a file outside all rooms.
+
+A unit is a header with its source. The test also fails on units that include one another.
 """
 
 import pathlib
@@ -16,6 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = ["floor", "room", "holds", "may include"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+# The circles of units that are left. No circle is ever added.
+CIRCLES = [["base/atomic_file", "base/file", "base/file_system", "base/rooted_files"]]
 
 
 def parse_table(markdown):
@@ -81,11 +85,40 @@ def check(root, rooms):
     return violations
 
 
+def circles(root, folders):
+    """Sets of units that reach one another by includes, as sorted lists of names without endings."""
+    includes = {}
+    for path in (path for top in folders for path in (root / top).rglob("*") if path.suffix in (".h", ".cc", ".cu")):
+        names = INCLUDE.findall(COMMENT.sub("", path.read_text(encoding="utf-8")))
+        unit = path.relative_to(root).with_suffix("").as_posix()
+        includes.setdefault(unit, set()).update(name.rsplit(".", 1)[0] for _, name in names)
+    # What includes nothing that is left is in no circle.
+    while done := [unit for unit, names in includes.items() if not (names - {unit}) & includes.keys()]:
+        for unit in done:
+            del includes[unit]
+
+    def reached(unit):
+        seen, pending = set(), [unit]
+        while pending:
+            new = (includes[pending.pop()] & includes.keys()) - seen - {unit}
+            seen |= new
+            pending += new
+        return seen
+
+    reach = {unit: reached(unit) for unit in includes}
+    found = {unit: sorted([unit, *(other for other in reach[unit] if unit in reach[other])]) for unit in reach}
+    return sorted(circle for unit, circle in found.items() if len(circle) > 1 and circle[0] == unit)
+
+
 class Repository(unittest.TestCase):
     def test_includes_match_table(self):
         rooms = parse_table((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
         self.assertGreater(len(rooms), 15, "the table of rooms is missing")
         self.assertEqual([], check(ROOT, rooms))
+
+    def test_circles_of_units(self):
+        rooms = parse_table((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
+        self.assertEqual(CIRCLES, circles(ROOT, {*(room.split("/")[0] for room in rooms), "bench", "tests"}))
 
     def test_errors_of_the_system_have_one_prefix(self):
         """ErrnoStatus and StorageError (base) write "cannot" themselves."""
@@ -99,7 +132,7 @@ class Repository(unittest.TestCase):
 class Check(unittest.TestCase):
     ROOMS = {"base": (0, set()), "tensor": (1, {"base"}), "tensor/io": (2, {"tensor"})}
 
-    def violations(self, files):
+    def violations(self, files, checked=lambda root: check(root, Check.ROOMS)):
         """Violations in a valid tree to which the files are added."""
         sources = {"base/a.h": "", "tensor/b.h": '#include "base/a.h"\n',
                    "tensor/io/c.cu": '#include "tensor/b.h"\n', **files}
@@ -108,7 +141,18 @@ class Check(unittest.TestCase):
                 path = pathlib.Path(folder) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-            return check(pathlib.Path(folder), self.ROOMS)
+            return checked(pathlib.Path(folder))
+
+    def test_circles(self):
+        for expected, files in (
+            ([], {"base/a.cc": '#include "base/a.h"\n'}),
+            ([["base/a", "base/d"]], {"base/a.cc": '#include "base/d.h"\n', "base/d.h": '#include "base/a.h"\n'}),
+            ([["base/a", "base/d", "base/e"]],
+             {"base/a.cc": '#include "base/d.h"\n', "base/d.h": '#include "base/e.h"\n',
+              "base/e.cu": '#include "base/a.h"\n', "base/f.h": '#include "base/a.h"\n'}),
+        ):
+            with self.subTest(expected):
+                self.assertEqual(expected, self.violations(files, lambda root: circles(root, ["base", "tensor"])))
 
     def test_violations(self):
         for expected, files in (
