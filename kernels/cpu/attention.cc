@@ -43,22 +43,16 @@
 #include "kernels/cpu/attention.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
-#include "kernels/cpu/bf16_tile_product.h"
-#include "kernels/cpu/matrix_product.h"
+#include "kernels/cpu/attention_products.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
 #include "tensor/interval.h"
 
 namespace cadre {
 namespace {
-
-// Queries and keys of a tile. The tiles of backward fit in a second-level cache of 256 KiB. With
-// 128, products are not faster, and causal attention computes more of what the mask hides.
-constexpr int64_t kTile = 64;
 
 // p[0, seen) = exp(x - m) for the scores x of one query, and p[seen, n) = 0. m and l are the
 // query's running maximum and sum, and context[features] its running context. p may be the same as
@@ -120,14 +114,6 @@ CADRE_VECTOR_LOOP float Dot(int64_t n, const T* x, const T* y) {
   return sum;
 }
 
-template <typename From, typename To>
-CADRE_VECTOR_LOOP void CopyRows(int64_t rows, int64_t features, const From* from,
-                                int64_t from_stride, To* to, int64_t to_stride) {
-  for (int64_t i = 0; i < rows; ++i, from += from_stride, to += to_stride) {
-    for (int64_t c = 0; c < features; ++c) Store(to + c, Load<float>(from + c));
-  }
-}
-
 // Where a head's data are in the arrays, and which keys are padding.
 struct Head {
   Head(const AttentionDims& d, ConstFloatSpan all_ids, int64_t index)
@@ -166,21 +152,6 @@ struct Head {
   float padding;
 };
 
-int64_t QkvStride(const AttentionDims& d) { return 3 * d.heads * d.head_features; }
-int64_t ContextStride(const AttentionDims& d) { return d.heads * d.head_features; }
-
-float ScoreScale(const AttentionDims& d) {
-  const float features = d.head_features;
-  return 1.0F / std::sqrt(features);
-}
-
-int64_t Tiles(const AttentionDims& d) { return (d.tokens + kTile - 1) / kTile; }
-
-// Tokens of a tile.
-Interval TileAt(const AttentionDims& d, int64_t index) {
-  return {index * kTile, std::min(d.tokens, (index + 1) * kTile)};
-}
-
 // How many of the keys a query attends to.
 int64_t Seen(const AttentionDims& d, int64_t query, const Interval& keys) {
   return d.causal ? std::clamp<int64_t>(query + 1 - keys.begin, 0, keys.size()) : keys.size();
@@ -190,161 +161,6 @@ int64_t Seen(const AttentionDims& d, int64_t query, const Interval& keys) {
 int64_t CostOfTile(const AttentionDims& d) {
   return std::min(d.tokens, kTile) * d.tokens * (4 + d.head_features / 8);
 }
-
-// Elements of a tile of scores.
-constexpr int64_t kTileElements = kTile * kTile;
-
-int64_t HeadElements(const AttentionDims& d) { return d.tokens * d.head_features; }
-
-// Tokens of the tiles, and features in whole vectors, to which bf16 copies are padded with zeros.
-int64_t PaddedTokens(const AttentionDims& d) { return Tiles(d) * kTile; }
-int64_t WholeVectors(int64_t columns) {
-  return (columns + kPairColumns - 1) / kPairColumns * kPairColumns;
-}
-int64_t PaddedFeatures(const AttentionDims& d) { return WholeVectors(d.head_features); }
-int64_t PaddedElements(const AttentionDims& d) { return PaddedTokens(d) * PaddedFeatures(d); }
-
-// Scratch memory, of which parts are taken one after the other.
-class Scratch {
- public:
-  explicit Scratch(float* memory) : next_(memory) {}
-  float* Floats(int64_t count) {
-    float* const taken = next_;
-    next_ += count;
-    return taken;
-  }
-  // Requires: an even number.
-  Bf16* Bf16s(int64_t count) { return reinterpret_cast<Bf16*>(Floats(count / 2)); }
-
- private:
-  float* next_;
-};
-
-// The products of attention, in fp32 and in bf16. Scores and their gradients are [queries, kTile];
-// the sums of a tile's contexts, and of gradients, have `width` elements for each token.
-
-// One head of forward.
-template <typename T>
-class ForwardProducts;
-
-template <>
-class ForwardProducts<float> {
- public:
-  ForwardProducts(const AttentionDims& d, float* memory)
-      : d_(d), scores_(Scratch(memory).Floats(kTileElements)) {}
-  static int64_t ScratchSize(const AttentionDims& /*d*/) { return kTileElements; }
-
-  void SetHead(const float* qkv) { q_ = qkv; }
-  void SetQueries(const Interval& queries) { queries_ = queries; }
-  void Scores(const Interval& keys) {
-    MatrixProduct(queries_.size(), keys.size(), d_.head_features, ScoreScale(d_),
-                  {q_ + queries_.begin * QkvStride(d_), QkvStride(d_)},
-                  {At(1, keys), QkvStride(d_), true}, scores_, kTile);
-  }
-  int64_t width() const { return d_.head_features; }
-  float* scores() const { return scores_; }
-  float* probabilities() const { return scores_; }
-  void AddContext(const Interval& keys, float* sum) {
-    AddMatrixProduct(queries_.size(), d_.head_features, keys.size(), 1, {scores_, kTile},
-                     {At(2, keys), QkvStride(d_)}, sum, width());
-  }
-
- private:
-  const float* At(int64_t part, const Interval& keys) const {
-    return q_ + part * d_.head_features + keys.begin * QkvStride(d_);
-  }
-
-  const AttentionDims& d_;
-  const float* q_ = nullptr;
-  Interval queries_;
-  float* const scores_;
-};
-
-// The tokens of a head, copied for products of bf16.
-struct Bf16Copies {
-  const AttentionDims& d;
-
-  // to[tokens][features].
-  void Rows(const Interval& tokens, const Bf16* from, int64_t stride, Bf16* to) const {
-    const int64_t width = PaddedFeatures(d);
-    std::fill_n(to, tokens.size() * width, Bf16());
-    CopyRows(tokens.size(), d.head_features, from + tokens.begin * stride, stride, to, width);
-  }
-  // to[tokens / 2][features][2].
-  void TokenPairs(const Bf16* from, int64_t stride, Bf16* to) const {
-    const int64_t width = PaddedFeatures(d);
-    std::fill_n(to, PaddedElements(d), Bf16());
-    for (int64_t t = 0; t < d.tokens; t += 2) {
-      const Bf16* const first = from + t * stride;
-      InterleaveRows(d.head_features, first, t + 1 < d.tokens ? first + stride : nullptr,
-                     to + t * width);
-    }
-  }
-  // to[tile][features / 2][kTile][2].
-  void FeaturePairs(const Bf16* from, int64_t stride, Bf16* to) const {
-    for (int64_t tile = 0; tile < Tiles(d); ++tile) {
-      const Interval tokens = TileAt(d, tile);
-      PairColumns(tokens.size(), d.head_features, from + tokens.begin * stride, stride, kTile,
-                  to + tokens.begin * PaddedFeatures(d));
-    }
-  }
-  int64_t feature_pairs() const { return (d.head_features + 1) / 2; }
-};
-
-constexpr int64_t kTilePairs = 2 * kTile;  // elements of the pairs of a tile's tokens
-
-template <>
-class ForwardProducts<Bf16> {
- public:
-  ForwardProducts(const AttentionDims& d, float* memory)
-      : d_(d), width_(PaddedFeatures(d)), copies_{d} {
-    Scratch scratch(memory);
-    scores_ = scratch.Floats(kTileElements);
-    probabilities_ = scratch.Bf16s(kTileElements);
-    queries_copy_ = scratch.Bf16s(kTile * width_);
-    keys_copy_ = scratch.Bf16s(PaddedElements(d));
-    values_copy_ = scratch.Bf16s(PaddedElements(d));
-  }
-  static int64_t ScratchSize(const AttentionDims& d) {
-    return kTileElements * 3 / 2 + kTile * PaddedFeatures(d) / 2 + PaddedElements(d);
-  }
-
-  void SetHead(const Bf16* qkv) {
-    if (qkv == q_) return;
-    q_ = qkv;
-    copies_.FeaturePairs(qkv + d_.head_features, QkvStride(d_), keys_copy_);
-    copies_.TokenPairs(qkv + 2 * d_.head_features, QkvStride(d_), values_copy_);
-  }
-  void SetQueries(const Interval& queries) {
-    queries_ = queries;
-    copies_.Rows(queries, q_, QkvStride(d_), queries_copy_);
-  }
-  void Scores(const Interval& keys) {
-    Bf16TileProduct{.m = queries_.size(),
-                    .n = WholeVectors(keys.size()),
-                    .pairs = copies_.feature_pairs(),
-                    .scale = ScoreScale(d_)}
-        .Run({queries_copy_, width_, 2}, keys_copy_ + keys.begin * width_, kTilePairs, scores_,
-             kTile);
-  }
-  int64_t width() const { return width_; }
-  float* scores() const { return scores_; }
-  Bf16* probabilities() const { return probabilities_; }
-  void AddContext(const Interval& keys, float* sum) {
-    Bf16TileProduct{.m = queries_.size(), .n = width_, .pairs = (keys.size() + 1) / 2, .add = true}
-        .Run({probabilities_, kTile, 2}, values_copy_ + keys.begin * width_, 2 * width_, sum,
-             width_);
-  }
-
- private:
-  const AttentionDims& d_;
-  const Bf16* q_ = nullptr;
-  Interval queries_;
-  const int64_t width_;
-  const Bf16Copies copies_;
-  float* scores_;
-  Bf16 *probabilities_, *queries_copy_, *keys_copy_, *values_copy_;
-};
 
 // One tile of queries of one head. `sum`: [kTile, width].
 template <typename T>
@@ -377,150 +193,16 @@ void ForwardTile(const AttentionDims& d, const Head& head, const Interval& queri
   }
 }
 
-// One head of backward. The gradients of scores are products with values first, then those of the
-// scores.
-template <typename T>
-class BackwardProducts;
-
-template <>
-class BackwardProducts<float> {
- public:
-  BackwardProducts(const AttentionDims& d, float* memory) : d_(d) {
-    Scratch scratch(memory);
-    for (float*& copy : copies_) copy = scratch.Floats(HeadElements(d));
-    for (float*& sum : sums_) sum = scratch.Floats(HeadElements(d));
-    scores_ = scratch.Floats(kTileElements);
-    dscores_ = scratch.Floats(kTileElements);
-  }
-  static int64_t ScratchSize(const AttentionDims& d) {
-    return 7 * HeadElements(d) + 2 * kTileElements;
-  }
-
-  int64_t width() const { return d_.head_features; }
-  const std::array<float*, 3>& sums() const { return sums_; }
-  float* scores() const { return scores_; }
-  float* dscores() const { return dscores_; }
-  void SetHead(const float* qkv, const float* dcontext) {
-    const int64_t f = d_.head_features;
-    for (int part = 0; part < 3; ++part) {
-      CopyRows(d_.tokens, f, qkv + part * f, QkvStride(d_), copies_[part], f);
-    }
-    CopyRows(d_.tokens, f, dcontext, ContextStride(d_), copies_[3], f);
-  }
-  void Scores(const Interval& queries, const Interval& keys) {
-    const int64_t m = queries.size(), n = keys.size(), f = d_.head_features;
-    MatrixProduct(m, n, f, ScoreScale(d_), At(0, queries), Transposed(At(1, keys)), scores_, kTile);
-    MatrixProduct(m, n, f, 1, At(3, queries), Transposed(At(2, keys)), dscores_, kTile);
-  }
-  void AddGradients(const Interval& queries, const Interval& keys) {
-    const int64_t m = queries.size(), n = keys.size(), f = d_.head_features;
-    float* const dq = sums_[0] + queries.begin * f;
-    AddMatrixProduct(n, f, m, 1, {scores_, kTile, true}, At(3, queries), sums_[2] + keys.begin * f,
-                     f);
-    AddMatrixProduct(n, f, m, 1, {dscores_, kTile, true}, At(0, queries), sums_[1] + keys.begin * f,
-                     f);
-    AddMatrixProduct(m, f, n, 1, {dscores_, kTile}, At(1, keys), dq, f);
-  }
-
- private:
-  MatrixView At(int part, const Interval& tokens) const {
-    return {copies_[part] + tokens.begin * d_.head_features, d_.head_features};
-  }
-  static MatrixView Transposed(const MatrixView& view) { return {view.data, view.stride, true}; }
-
-  const AttentionDims& d_;
-  std::array<float*, 4> copies_;  // q, k, v, dcontext
-  std::array<float*, 3> sums_;    // dq, dk, dv
-  float *scores_, *dscores_;
-};
-
-template <>
-class BackwardProducts<Bf16> {
- public:
-  BackwardProducts(const AttentionDims& d, float* memory)
-      : d_(d), width_(PaddedFeatures(d)), copies_{d} {
-    Scratch scratch(memory);
-    for (float*& sum : sums_) sum = scratch.Floats(PaddedElements(d));
-    for (Bf16** copy :
-         {&q_rows_, &q_pairs_, &k_features_, &k_pairs_, &v_features_, &dc_rows_, &dc_pairs_}) {
-      *copy = scratch.Bf16s(PaddedElements(d));
-    }
-    scores_ = scratch.Floats(kTileElements);
-    dscores_ = scratch.Floats(kTileElements);
-    for (Bf16** tile : {&p_pairs_, &ds_pairs_, &ds_rows_}) *tile = scratch.Bf16s(kTileElements);
-  }
-  static int64_t ScratchSize(const AttentionDims& d) {
-    return PaddedElements(d) * 13 / 2 + kTileElements * 7 / 2;
-  }
-
-  int64_t width() const { return width_; }
-  const std::array<float*, 3>& sums() const { return sums_; }
-  float* scores() const { return scores_; }
-  float* dscores() const { return dscores_; }
-  void SetHead(const Bf16* qkv, const Bf16* dcontext) {
-    const Interval all{0, d_.tokens};
-    const int64_t stride = QkvStride(d_), f = d_.head_features;
-    copies_.Rows(all, qkv, stride, q_rows_);
-    copies_.TokenPairs(qkv, stride, q_pairs_);
-    copies_.FeaturePairs(qkv + f, stride, k_features_);
-    copies_.TokenPairs(qkv + f, stride, k_pairs_);
-    copies_.FeaturePairs(qkv + 2 * f, stride, v_features_);
-    copies_.Rows(all, dcontext, ContextStride(d_), dc_rows_);
-    copies_.TokenPairs(dcontext, ContextStride(d_), dc_pairs_);
-  }
-  void Scores(const Interval& queries, const Interval& keys) {
-    Bf16TileProduct product{.m = queries.size(),
-                            .n = WholeVectors(keys.size()),
-                            .pairs = copies_.feature_pairs(),
-                            .scale = ScoreScale(d_)};
-    const int64_t from = queries.begin * width_, to = keys.begin * width_;
-    product.Run({q_rows_ + from, width_, 2}, k_features_ + to, kTilePairs, scores_, kTile);
-    product.scale = 1;
-    product.Run({dc_rows_ + from, width_, 2}, v_features_ + to, kTilePairs, dscores_, kTile);
-  }
-  void AddGradients(const Interval& queries, const Interval& keys) {
-    const int64_t m = queries.size(), n = keys.size();
-    for (int64_t i = 0; i < m; i += 2) {
-      const bool alone = i + 1 == m;
-      const auto interleave = [&](const float* rows, Bf16* pairs) {
-        const float* const first = rows + i * kTile;
-        InterleaveRows(kTile, first, alone ? nullptr : first + kTile, pairs + i * kTile);
-      };
-      interleave(scores_, p_pairs_);
-      interleave(dscores_, ds_pairs_);
-    }
-    CopyRows(m, kTile, dscores_, kTile, ds_rows_, kTile);
-    const int64_t from = queries.begin * width_, to = keys.begin * width_;
-    Bf16TileProduct product{.m = n, .n = width_, .pairs = (m + 1) / 2, .add = true};
-    product.Run({p_pairs_, 2, kTilePairs}, dc_pairs_ + from, 2 * width_, sums_[2] + to, width_);
-    product.Run({ds_pairs_, 2, kTilePairs}, q_pairs_ + from, 2 * width_, sums_[1] + to, width_);
-    product.m = m;
-    product.pairs = (n + 1) / 2;
-    product.Run({ds_rows_, kTile, 2}, k_pairs_ + to, 2 * width_, sums_[0] + from, width_);
-  }
-
- private:
-  const AttentionDims& d_;
-  const int64_t width_;
-  const Bf16Copies copies_;
-  std::array<float*, 3> sums_;  // dq, dk, dv
-  float *scores_, *dscores_;
-  Bf16 *q_rows_, *q_pairs_, *k_features_, *k_pairs_, *v_features_, *dc_rows_, *dc_pairs_;
-  Bf16 *p_pairs_, *ds_pairs_, *ds_rows_;
-};
-
 // One head. `weighted`: [tokens].
 template <typename T>
 void BackwardHead(const AttentionDims& d, const Head& head, const T* qkv, const T* context,
                   const T* dcontext, const float* statistics, BackwardProducts<T>& products,
                   float* weighted, T* dqkv) {
-  const int64_t f = d.head_features, width = products.width();
   products.SetHead(qkv + head.qkv, dcontext + head.context);
   for (int64_t t = 0; t < d.tokens; ++t) {
     const int64_t at = head.context + t * ContextStride(d);
-    weighted[t] = Dot(f, dcontext + at, context + at);
+    weighted[t] = Dot(d.head_features, dcontext + at, context + at);
   }
-  for (float* const sum : products.sums()) std::fill_n(sum, d.tokens * width, 0.0F);
   for (int64_t key_tile = 0; key_tile < Tiles(d); ++key_tile) {
     const Interval keys = TileAt(d, key_tile);
     if (head.HidesAll(keys)) continue;
@@ -537,9 +219,7 @@ void BackwardHead(const AttentionDims& d, const Head& head, const T* qkv, const 
       products.AddGradients(queries, keys);
     }
   }
-  for (int part = 0; part < 3; ++part) {
-    CopyRows(d.tokens, f, products.sums()[part], width, dqkv + head.qkv + part * f, QkvStride(d));
-  }
+  products.StoreGradients(dqkv + head.qkv);
 }
 
 int ForwardParts(int threads, const AttentionDims& d) {
