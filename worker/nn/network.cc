@@ -24,7 +24,7 @@
 // when it begins, numbered by the position of the pass that receives them. On devices, what ranks
 // do together, messages and collectives alike, is enqueued by all of them in one order
 // (placed_messages.cc); therefore the loss is summed before the last backward pass of the last
-// stage, and PrecedeOp is called before every operation.
+// stage, and StepMessages::PrecedeOp is called before every operation.
 //
 // Cost per operation, in addition to its kernels: one virtual call and, on the host or for an
 // observer, two clock readings.
@@ -41,22 +41,8 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "worker/nn/allocation_label.h"
-#include "worker/nn/layer_kinds.h"
 
 namespace cadre {
-
-// A tape with its layers. Layers refer to regions of the tape, so a program must not be moved.
-struct Network::Program {
-  Tape tape;
-  std::vector<std::unique_ptr<Layer>> layers;
-  // Number of operations before the loss.
-  size_t forward_ops = 0;
-  // Positions of the operations kReceive.
-  std::vector<size_t> receives;
-  // Rows of the loss's input on this rank, and number of scores in each.
-  int64_t label_rows = 0;
-  int64_t classes = 0;
-};
 
 LossPart& LossPart::operator+=(const LossPart& other) {
   loss += other.loss;
@@ -75,228 +61,112 @@ absl::StatusOr<LossPart> SumOverGroup(const LossPart& mine, Communicator& group)
   return all;
 }
 
+namespace {
+
+// Whether this rank counts its labels: exactly one of the ranks with the same labels does.
+bool CountsLoss(const Plan& plan, int rank) {
+  const Layout& layout = plan.layers.back().inputs[0];
+  if (!plan.mesh.IsAt(rank, layout.at)) return false;
+  for (const Mesh::Axis& axis : plan.mesh.axes()) {
+    const bool splits =
+        std::any_of(layout.split.begin(), layout.split.end(), [&](const auto& axes) {
+          return std::find(axes.begin(), axes.end(), axis.name) != axes.end();
+        });
+    const bool places = std::any_of(layout.at.begin(), layout.at.end(),
+                                    [&](const auto& at) { return at.axis == axis.name; });
+    if (!splits && !places && plan.mesh.Coordinate(rank, axis.name) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& plan, uint64_t seed,
                  Backend& kernels, ParameterStore& parameters, MeshCommunicators& comms)
     : graph_(graph),
-      evaluated_graph_(graph.ForEvaluation()),
-      index_(index),
       plan_(plan),
+      rank_(comms.rank()),
       seed_(seed),
+      counts_loss_(CountsLoss(plan, rank_)),
       kernels_(kernels),
       device_(kernels.device()),
-      fusion_(device_.is_host() ? Fusion::kHost : Fusion::kCommon),
-      parameters_(parameters),
-      comms_(comms),
-      exchange_(comms, kernels),
-      batches_(graph, plan, comms.rank(), seed, kernels),
+      programs_(graph, index, plan, seed, kernels, parameters, comms),
       sums_(device_, 2, "statistics"),
-      background_(BackgroundMove::Make(device_)) {
-  for (const GraphLayer& layer : graph.layers())
-    labels_of_layers_.push_back(LayerDisplayName(layer.name));
-}
-
-Network::~Network() = default;
+      background_(BackgroundMove::Make(device_)),
+      messages_(graph, plan, programs_, comms, device_) {}
 
 absl::Status Network::Prepare(int64_t samples, bool training) {
-  ProgramFor(samples, training);
+  programs_.For(samples, training);
   return device_.status();
 }
 
-Network::Program& Network::ProgramFor(int64_t samples, bool training) {
-  std::unique_ptr<Program>& program = programs_[{samples, training}];
-  if (program == nullptr) {
-    program = MakeProgram(samples, training);
-    ReserveFor(*program);
-  }
-  return *program;
-}
-
-std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool training) {
-  const AllocationLabel allocation_label(device_);
-  const Graph& graph = training ? graph_ : evaluated_graph_;
-  auto program = std::make_unique<Program>();
-  program->tape =
-      MakeTape(graph, plan_, comms_.rank(), samples, training, kernels_.activation_type(), fusion_,
-               device_.is_host() ? v1::Cluster::CPU : v1::Cluster::CUDA);
-  const Tape& tape = program->tape;
-  orders_ = tape.orders;
-  for (int l = 0; l + 1 < graph.size(); ++l) {
-    if (!plan_.mesh.IsAt(comms_.rank(), plan_.layers[l].at)) {
-      program->layers.push_back(nullptr);
-      continue;
-    }
-    LabelAllocations(l);
-    const int tied_to = graph[l].tied_to;
-    program->layers.push_back(
-        MakeLayer({.layer = graph[l],
-                   .layouts = plan_.layers[l],
-                   .region = tape.regions[l],
-                   .samples = samples,
-                   .number = l,
-                   .kernels = kernels_,
-                   .comms = comms_,
-                   .parameters = parameters_.OfLayer(index_, l),
-                   .tied_weight = tied_to == GraphLayer::kNotTied
-                                      ? LocalTensor()
-                                      : parameters_.OfLayer(index_, tied_to)[0]}));
-  }
-  const auto loss = std::find_if(tape.ops.begin(), tape.ops.end(),
-                                 [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
-  program->forward_ops = loss - tape.ops.begin();
-  for (size_t i = 0; i < tape.ops.size(); ++i) {
-    if (tape.ops[i].kind == TapeOpKind::kReceive) program->receives.push_back(i);
-  }
-  const Shape compared = tape.regions.back().inputs[0].shape();
-  program->classes = compared[compared.rank() - 1];
-  program->label_rows = LabelsIn(tape);
-  return program;
-}
-
-void Network::ReserveFor(const Program& program) {
-  const Tape& tape = program.tape;
-  // Work that is still running may use memory that is freed here.
-  if (!device_.Synchronize().ok()) return;
-  const AllocationLabel allocation_label(device_,
-                                         absl::StrCat("for batches of ", tape.samples, ", most at ",
-                                                      labels_of_layers_[LayerAtPeak(tape)]));
-  bool moved = false;
-  const int64_t block_words = tape.training ? std::max(block_words_, tape.words) : block_words_;
-  const int64_t words = std::max(in_flight_ * block_words, tape.words);
-  if (words > std::ssize(memory_.span())) {
-    moved = memory_.size() > 0;
-    // Frees the old memory first, to keep the peak low.
-    memory_ = DeviceArray<float>();
-    memory_ = DeviceArray<float>(device_, words, "activations");
-  }
-  if (block_words > block_words_) {
-    moved = moved || block_words_ > 0;
-    block_words_ = block_words;
-  }
-  device_.set_allocation_label(absl::StrCat("for batches of ", tape.samples));
-  for (const TapeOp& op : tape.ops) {
-    if (!PacksOutsideOfTape(op)) continue;
-    const DType type = tape.buffers[op.y].type;
-    moved = exchange_.Reserve(op.move, type) || moved;
-  }
-  moved = batches_.Reserve(tape) || moved;
-  if (moved) ++memory_moves_;
-}
-
-void Network::LabelAllocations(int layer) {
-  device_.set_allocation_label(labels_of_layers_[layer]);
-}
-
 absl::Status Network::Load(const BatchView& batch) {
-  return batches_.Load(ProgramFor(batch.samples, /*training=*/true).tape, batch);
+  return programs_.batches().Load(programs_.For(batch.samples, /*training=*/true).tape, batch);
 }
 
 void Network::BeginStep(const PassOrder& order, std::span<const int64_t> samples) {
-  stage_ = StageIn(order, plan_.mesh, comms_.rank());
-  CHECK_LE(order.InFlight(stage_), in_flight_);
-  Begin(order, samples, /*training=*/true, order.OfStage(stage_));
-}
-
-void Network::BeginForward(int64_t samples, bool training) {
-  stage_ = 0;
-  Begin(one_batch_, {&samples, 1}, training, one_batch_.OfStage(0).first(1));
-}
-
-void Network::Begin(const PassOrder& order, std::span<const int64_t> samples, bool training,
-                    std::span<const Pass> passes) {
-  CHECK_EQ(order.micro_batches(), std::ssize(samples));
-  // The numbers of the step before end here. They may wrap around: a step has fewer than 2^31, and
-  // they are compared modulo 2^32.
-  first_number_ += numbers_;
-  order_ = &order;
-  samples_.assign(samples.begin(), samples.end());
-  passes_.assign(passes.begin(), passes.end());
-  playing_ = 0;
-  training_ = training;
+  const int stage = StageIn(order, plan_.mesh, rank_);
+  CHECK_LE(order.InFlight(stage), programs_.in_flight());
+  messages_.Begin(order, stage, samples, /*training=*/true, order.OfStage(stage));
   forwards_done_ = false;
-  sending_.assign(in_flight_, {});
-  std::vector<uint32_t> numbers;
-  bool receives = false;
-  for (const Pass pass : passes) {
-    const Program& program = ProgramFor(samples[pass.micro_batch], training);
-    const Range range = RangeOf(program, pass.backward);
-    for (size_t i = range.begin; i < range.end; ++i) {
-      const TapeOp& op = program.tape.ops[i];
-      receives = receives || op.kind == TapeOpKind::kReceive;
-      if (op.kind == TapeOpKind::kSend)
-        numbers.push_back(MessageNumber(order, graph_, plan_, op, pass, orders_));
-    }
-  }
-  numbers_ = order.Positions() * orders_;
-  if (messages_ == nullptr) {
-    if (numbers.empty() && !receives) return;
-    messages_ = PlacedMessages::Make(comms_.transport(), device_);
-  }
-  // In the order of the receives.
-  std::sort(numbers.begin(), numbers.end());
-  for (uint32_t& number : numbers) number += first_number_;
-  messages_->Expect(numbers);
 }
 
-Network::Range Network::RangeOf(const Program& program, bool backward) {
-  if (!backward) return {0, program.forward_ops};
-  return {program.forward_ops + 1, program.tape.ops.size()};
+absl::Status Network::EnterForward(const BatchView& batch, bool training) {
+  CADRE_RETURN_IF_ERROR(programs_.batches().Load(programs_.For(batch.samples, training).tape, batch));
+  messages_.Begin(one_batch_, /*stage=*/0, {&batch.samples, 1}, training,
+                  one_batch_.OfStage(0).first(1));
+  return Enter({});
 }
 
 absl::Status Network::Enter(Pass pass) {
-  // Not always the pass after the one before: a recorded pass is not entered.
-  playing_ = std::ranges::find(passes_, pass) - passes_.begin();
-  CHECK_LT(playing_, passes_.size()) << "the step has no such pass";
-  const int position = order_->Position(stage_, pass);
-  CADRE_RETURN_IF_ERROR(EndForwards(position));
-  CADRE_RETURN_IF_ERROR(Precede(FirstNumber(position)));
-  std::vector<uint32_t>& sending = sending_[BlockOf(pass)];
-  if (!sending.empty()) {
-    CADRE_RETURN_IF_ERROR(Moving([&] { return messages_->AwaitSent(sending); }));
-    sending.clear();
+  messages_.Enter(pass);
+  CADRE_RETURN_IF_ERROR(EndForwards());
+  CADRE_RETURN_IF_ERROR(messages_.PrecedePosition(messages_.position()));
+  if (messages_.IsSending()) {
+    CADRE_RETURN_IF_ERROR(Moving([this] { return messages_.AwaitSent(); }));
   }
-  if (receiving_ == nullptr) ReceiveNext(0);
+  messages_.StartReceiving();
   return absl::OkStatus();
 }
 
 absl::Status Network::PlayForward(int micro_batch, float loss_scale, double share) {
-  Program& program = ProgramFor(samples_[micro_batch], /*training=*/true);
   CADRE_RETURN_IF_ERROR(device_.status());
-  const Pass pass{.backward = false, .micro_batch = micro_batch};
-  CADRE_RETURN_IF_ERROR(Enter(pass));
+  CADRE_RETURN_IF_ERROR(Enter({.backward = false, .micro_batch = micro_batch}));
+  Program& program = messages_.program();
   if (listener_ != nullptr) CADRE_RETURN_IF_ERROR(listener_->BeginForward());
-  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), TrainingPass(share)));
+  CADRE_RETURN_IF_ERROR(PlayPass(program, TrainingPass(share)));
   CADRE_RETURN_IF_ERROR(TakeLoss(program, loss_scale));
   if (listener_ == nullptr) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(listener_->AfterLoss(sums_.span(), CountsLoss() ? program.label_rows : 0));
+  CADRE_RETURN_IF_ERROR(listener_->AfterLoss(sums_.span(), counts_loss_ ? program.label_rows : 0));
   // In a pipeline other stages have not come to the same place (Enter).
-  if (order_->stages() > 1 || micro_batch + 1 < order_->micro_batches()) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(Precede(FirstNumber(order_->Position(stage_, pass) + 1)));
+  const PassOrder& order = messages_.order();
+  if (order.stages() > 1 || micro_batch + 1 < order.micro_batches()) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(messages_.PrecedePosition(messages_.position() + 1));
   return listener_->AfterForwards();
 }
 
-absl::Status Network::EndForwards(int position) {
-  const int last_backward = order_->Position(
-      order_->stages() - 1, {.backward = true, .micro_batch = order_->micro_batches() - 1});
-  if (order_->stages() == 1 || listener_ == nullptr || forwards_done_ || position < last_backward) {
+absl::Status Network::EndForwards() {
+  const PassOrder& order = messages_.order();
+  const int last_backward = order.Position(
+      order.stages() - 1, {.backward = true, .micro_batch = order.micro_batches() - 1});
+  if (order.stages() == 1 || listener_ == nullptr || forwards_done_ ||
+      messages_.position() < last_backward) {
     return absl::OkStatus();
   }
   forwards_done_ = true;
-  CADRE_RETURN_IF_ERROR(Precede(FirstNumber(last_backward)));
+  CADRE_RETURN_IF_ERROR(messages_.PrecedePosition(last_backward));
   return listener_->AfterForwards();
 }
 
 absl::Status Network::PlayBackward(int micro_batch) {
-  Program& program = ProgramFor(samples_[micro_batch], /*training=*/true);
-  const Pass pass{.backward = true, .micro_batch = micro_batch};
-  CADRE_RETURN_IF_ERROR(Enter(pass));
-  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, true), TrainingPass(1)));
+  CADRE_RETURN_IF_ERROR(Enter({.backward = true, .micro_batch = micro_batch}));
+  CADRE_RETURN_IF_ERROR(PlayPass(messages_.program(), TrainingPass(1)));
   // The caller may exchange gradients now.
-  if (messages_ == nullptr || pass != passes_.back()) return absl::OkStatus();
-  return messages_->PrecedeAll();
+  return messages_.in_last_pass() ? messages_.PrecedeAll() : absl::OkStatus();
 }
 
 absl::Status Network::ForwardBackward(const BatchView& batch, float loss_scale, double share) {
-  CADRE_RETURN_IF_ERROR(batches_.Load(ProgramFor(batch.samples, /*training=*/true).tape, batch));
+  CADRE_RETURN_IF_ERROR(Load(batch));
   BeginStep(one_batch_, {&batch.samples, 1});
   CADRE_RETURN_IF_ERROR(PlayForward(0, loss_scale, share));
   CADRE_RETURN_IF_ERROR(PlayBackward(0));
@@ -304,33 +174,29 @@ absl::Status Network::ForwardBackward(const BatchView& batch, float loss_scale, 
 }
 
 absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
-  Program& program = ProgramFor(batch.samples, /*training=*/false);
-  CADRE_RETURN_IF_ERROR(batches_.Load(program.tape, batch));
-  BeginForward(batch.samples, /*training=*/false);
-  CADRE_RETURN_IF_ERROR(Enter({}));
+  CADRE_RETURN_IF_ERROR(EnterForward(batch, /*training=*/false));
+  Program& program = messages_.program();
   if (listener_ != nullptr) CADRE_RETURN_IF_ERROR(listener_->BeginForward());
-  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), {.seed = seed_}));
+  CADRE_RETURN_IF_ERROR(PlayPass(program, {.seed = seed_}));
   CADRE_RETURN_IF_ERROR(EndStep());
   CADRE_RETURN_IF_ERROR(TakeLoss(program, 1.0F));
   double sums[2] = {};
   CADRE_RETURN_IF_ERROR(device_.CopyOut(sums_.data(), sums, sizeof(sums)));
-  if (!CountsLoss()) return LossPart();
+  if (!counts_loss_) return LossPart();
   LossPart part{.loss = sums[0], .samples = program.label_rows};
   part.correct = sums[1];
   return part;
 }
 
 absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch, bool training) {
-  Program& program = ProgramFor(batch.samples, training);
-  CADRE_RETURN_IF_ERROR(batches_.Load(program.tape, batch));
+  CADRE_RETURN_IF_ERROR(EnterForward(batch, training));
   const AllocationLabel allocation_label(device_);
+  Program& program = messages_.program();
   int first = graph_.size();
-  BeginForward(batch.samples, training);
-  CADRE_RETURN_IF_ERROR(Enter({}));
   for (size_t i = 0; i < program.forward_ops; ++i) {
     // One operation at a time: later ones may overwrite its output.
     const TapeOp& op = program.tape.ops[i];
-    CADRE_RETURN_IF_ERROR(PrecedeOp(op));
+    CADRE_RETURN_IF_ERROR(messages_.PrecedeOp(op));
     CADRE_RETURN_IF_ERROR(
         PlayOp(program, op, training ? TrainingPass(1) : PassContext{.seed = seed_}));
     if (op.kind != TapeOpKind::kForward) continue;
@@ -341,11 +207,12 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch, bool trainin
   return first;
 }
 
-absl::Status Network::PlayRange(Program& program, Range range, const PassContext& pass) {
+absl::Status Network::PlayPass(Program& program, const PassContext& pass) {
   const AllocationLabel allocation_label(device_);
+  const Program::Range range = program.OfPass(messages_.pass().backward);
   for (size_t i = range.begin; i < range.end; ++i) {
     const TapeOp& op = program.tape.ops[i];
-    CADRE_RETURN_IF_ERROR(PrecedeOp(op));
+    CADRE_RETURN_IF_ERROR(messages_.PrecedeOp(op));
     CADRE_RETURN_IF_ERROR(Before(op));
     if (op.with_next) {
       const TapeOp& next = program.tape.ops[++i];
@@ -361,13 +228,7 @@ absl::Status Network::PlayRange(Program& program, Range range, const PassContext
 }
 
 absl::Status Network::EndStep() {
-  return messages_ == nullptr ? absl::OkStatus() : Moving([this] { return messages_->AwaitAll(); });
-}
-
-// The order of a send is that of its receive.
-absl::Status Network::PrecedeOp(const TapeOp& op) {
-  if (messages_ == nullptr || op.kind == TapeOpKind::kSend) return absl::OkStatus();
-  return messages_->Precede(FirstNumber(order_->Position(stage_, passes_[playing_])) + op.order);
+  return messages_.exist() ? Moving([this] { return messages_.AwaitAll(); }) : absl::OkStatus();
 }
 
 absl::Status Network::Moving(const std::function<absl::Status()>& wait) {
@@ -375,54 +236,6 @@ absl::Status Network::Moving(const std::function<absl::Status()>& wait) {
   absl::Status status = wait();
   seconds_moving_ += absl::ToDoubleSeconds(Now() - start);
   return status;
-}
-
-void Network::Send(const Program& program, const TapeOp& op) {
-  std::vector<Transfer> transfers =
-      exchange_.Pack(op.move.steps[0], Input(program, op.x[0]), Buffer(program, op.scratch));
-  for (const Transfer& transfer : transfers) comms_.AddSent(transfer.data.size());
-  const Pass pass = passes_[playing_];
-  const uint32_t number = NumberOf(op, pass);
-  sending_[BlockOf(pass)].push_back(number);
-  messages_->Post(number, std::move(transfers));
-}
-
-void Network::ReceiveNext(size_t from) {
-  for (size_t p = playing_; p < std::min(passes_.size(), playing_ + 2); ++p) {
-    const Pass pass = passes_[p];
-    if (p != playing_) {
-      // What forward sends lives until the loss, where the memory of receives in backward begins.
-      const std::vector<uint32_t>& sending = sending_[BlockOf(pass)];
-      const bool is_free = BlockOf(pass) != BlockOf(passes_[playing_]) &&
-                           (pass.backward || sending.empty() || messages_->AreSent(sending));
-      if (!is_free) return;
-      from = 0;
-    }
-    const Program& program = ProgramFor(samples_[pass.micro_batch], training_);
-    const Range range = RangeOf(program, pass.backward);
-    const auto next = std::ranges::lower_bound(program.receives, std::max(from, range.begin));
-    if (next == program.receives.end() || *next >= range.end) continue;
-    return StartReceiving(program, program.tape.ops[*next], pass);
-  }
-}
-
-void Network::StartReceiving(const Program& program, const TapeOp& op, Pass pass) {
-  receiving_ = &op;
-  const int block = BlockOf(pass);
-  std::vector<Transfer> transfers = exchange_.PrepareReceives(
-      op.move.steps[0], BufferIn(block, program, op.scratch), BufferIn(block, program, op.y));
-  messages_->StartReceiving(NumberOf(op, pass), std::move(transfers));
-}
-
-absl::Status Network::Receive(const Program& program, const TapeOp& op) {
-  CHECK(receiving_ == &op) << "messages are received in the order of the tape";
-  const absl::Status status = messages_->FinishReceiving();
-  receiving_ = nullptr;
-  CADRE_RETURN_IF_ERROR(status);
-  exchange_.FinishReceives(op.move.steps[0], Input(program, op.x[0]), Buffer(program, op.scratch),
-                           Buffer(program, op.y));
-  ReceiveNext(&op - program.tape.ops.data() + 1);
-  return absl::OkStatus();
 }
 
 absl::Status Network::Before(const TapeOp& op) {
@@ -446,16 +259,16 @@ absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const 
   const LayerTensors tensors = TensorsOf(program, work);
   const ConstValues moved_from = Input(program, move.x[0]);
   const Values moved_to = Buffer(program, move.y);
-  LabelAllocations(work.layer);
+  programs_.LabelAllocations(work.layer);
   const absl::Time start = Now();
   // Both operations are completed even if one fails, because they share memory.
   absl::Status status;
   if (!halo) status = layer.gradient_parts()->BackwardInput(tensors);
   const absl::Time starting = Now();
   if (move.kind == TapeOpKind::kSend) {
-    Send(program, move);
+    messages_.Send(program, move);
   } else {
-    background_->Start([&] { return exchange_.Run(move.move, moved_from, moved_to); });
+    background_->Start([&] { return programs_.exchange().Run(move.move, moved_from, moved_to); });
   }
   const absl::Time started = Now();
   status.Update(halo ? layer.halo_parts()->ForwardInterior(moved_from, tensors)
@@ -495,16 +308,16 @@ absl::Status Network::PlayOp(Program& program, const TapeOp& op, const PassConte
 }
 
 absl::Status Network::DoOp(Program& program, const TapeOp& op, const PassContext& pass) {
-  LabelAllocations(op.layer);
+  programs_.LabelAllocations(op.layer);
   switch (op.kind) {
     case TapeOpKind::kMove:
     case TapeOpKind::kMoveGradient:
-      return exchange_.Run(op.move, Input(program, op.x[0]), Buffer(program, op.y));
+      return programs_.exchange().Run(op.move, Input(program, op.x[0]), Buffer(program, op.y));
     case TapeOpKind::kSend:
-      Send(program, op);
+      messages_.Send(program, op);
       return absl::OkStatus();
     case TapeOpKind::kReceive:
-      return Receive(program, op);
+      return messages_.Receive(program, op);
     case TapeOpKind::kForward:
       return program.layers[op.layer]->Forward(pass, TensorsOf(program, op));
     case TapeOpKind::kBackward:
@@ -517,20 +330,6 @@ absl::Status Network::DoOp(Program& program, const TapeOp& op, const PassContext
       break;
   }
   return absl::InternalError("the network computes the loss");
-}
-
-Values Network::BufferIn(int block, const Program& program, int number) {
-  if (number < 0) return {};
-  const TapeBuffer& buffer = program.tape.buffers[number];
-  if (buffer.elements == 0) return {nullptr, 0, buffer.type};
-  // Offsets and sizes in memory count units of four bytes; elements may be narrower.
-  const std::span<float> memory =
-      memory_.span().subspan(block * block_words_ + buffer.offset, buffer.words);
-  return Values(memory.data(), buffer.elements, buffer.type);
-}
-
-ConstValues Network::Input(const Program& program, int number) {
-  return number == TapeOp::kInput ? batches_.inputs() : ConstValues(Buffer(program, number));
 }
 
 LayerTensors Network::TensorsOf(const Program& program, const TapeOp& op) {
@@ -551,23 +350,8 @@ LayerTensors Network::TensorsOf(const Program& program, const TapeOp& op) {
   return tensors;
 }
 
-bool Network::CountsLoss() const {
-  const Layout& layout = plan_.layers.back().inputs[0];
-  if (!plan_.mesh.IsAt(comms_.rank(), layout.at)) return false;
-  for (const Mesh::Axis& axis : plan_.mesh.axes()) {
-    const bool splits =
-        std::any_of(layout.split.begin(), layout.split.end(), [&](const auto& axes) {
-          return std::find(axes.begin(), axes.end(), axis.name) != axes.end();
-        });
-    const bool places = std::any_of(layout.at.begin(), layout.at.end(),
-                                    [&](const auto& at) { return at.axis == axis.name; });
-    if (!splits && !places && plan_.mesh.Coordinate(comms_.rank(), axis.name) != 0) return false;
-  }
-  return true;
-}
-
 PassContext Network::TrainingPass(double share) const {
-  const std::span<const float> candidates = batches_.candidates();
+  const std::span<const float> candidates = programs_.batches().candidates();
   return {.training = true,
           .seed = seed_,
           .share = share,
@@ -577,13 +361,14 @@ PassContext Network::TrainingPass(double share) const {
 
 absl::Status Network::TakeLoss(const Program& program, float loss_scale) {
   const TapeOp& op = program.tape.ops[program.forward_ops];
-  CHECK_EQ(std::ssize(batches_.labels()), program.label_rows) << "what was loaded";
-  const AllocationLabel allocation_label(device_, labels_of_layers_[op.layer]);
+  CHECK_EQ(std::ssize(programs_.batches().labels()), program.label_rows) << "what was loaded";
+  const AllocationLabel allocation_label(device_);
+  programs_.LabelAllocations(op.layer);
   const absl::Time start = Now();
   const v1::SoftmaxCrossEntropy& settings = graph_.layers().back().settings.softmax_cross_entropy();
   kernels_.pointwise().SoftmaxCrossEntropyAsync(
       program.label_rows, program.classes, settings.label_smoothing(), Buffer(program, op.x[0]),
-      batches_.labels(), loss_scale, Buffer(program, op.dx[0]), sums_.span());
+      programs_.batches().labels(), loss_scale, Buffer(program, op.dx[0]), sums_.span());
   if (observer_ != nullptr) {
     observer_->Played(program.tape, op, start, absl::ToDoubleSeconds(Now() - start));
   }

@@ -15,21 +15,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/background_move.h"
-#include "comm/box_exchange.h"
 #include "comm/mesh_communicators.h"
-#include "comm/placed_messages.h"
 #include "device/device.h"
 #include "kernels/backend.h"
 #include "model/graph.h"
@@ -37,11 +30,12 @@
 #include "plan/pipeline.h"
 #include "plan/plan.h"
 #include "plan/tape.h"
-#include "tensor/interval.h"
 #include "tensor/values.h"
 #include "worker/nn/layer.h"
 #include "worker/nn/network_input.h"
 #include "worker/nn/parameter_store.h"
+#include "worker/nn/programs.h"
+#include "worker/nn/step_messages.h"
 
 namespace cadre {
 
@@ -99,16 +93,15 @@ class Network {
   // Requires: CheckPlan is OK for plan and graph. `seed`: the run's.
   Network(const Graph& graph, const ParameterIndex& index, const Plan& plan, uint64_t seed,
           Backend& kernels, ParameterStore& parameters, MeshCommunicators& comms);
-  ~Network();
 
   // Which rows of a batch this rank requires.
-  const NetworkInput& batches() const { return batches_; }
+  const NetworkInput& batches() const { return programs_.batches(); }
 
   // The number of micro-batches whose activations are kept at a time. Requires: nothing was
   // prepared.
-  void set_in_flight(int micro_batches) { in_flight_ = micro_batches; }
+  void set_in_flight(int micro_batches) { programs_.set_in_flight(micro_batches); }
   // For tests. Requires: nothing was prepared.
-  void set_fusion(Fusion fusion) { fusion_ = fusion; }
+  void set_fusion(Fusion fusion) { programs_.set_fusion(fusion); }
   // Allocates everything for batches of `samples`. Blocks if existing memory has to grow. Errors:
   // ResourceExhausted, and others of the device.
   absl::Status Prepare(int64_t samples, bool training);
@@ -142,11 +135,12 @@ class Network {
 
   // Number of times that memory was replaced because a larger batch was loaded; graphs captured
   // before are then invalid.
-  int64_t memory_moves() const { return memory_moves_; }
+  int64_t memory_moves() const { return programs_.memory_moves(); }
 
   // Null: no observer. Requires: the observer outlives the network or is removed; nothing is
   // captured while there is one.
   void set_observer(TapeObserver* observer) { observer_ = observer; }
+  bool observed() const { return observer_ != nullptr; }
 
   // Null: no listener. Requires: as set_observer.
   void set_listener(PassListener* listener) { listener_ = listener; }
@@ -157,57 +151,22 @@ class Network {
 
   // Bytes of the memory for activations: a block for each micro-batch in flight, or what
   // evaluation needs if that is more.
-  int64_t activation_bytes() const { return 4 * memory_.size(); }
+  int64_t activation_bytes() const { return programs_.activation_bytes(); }
   // Bytes of scratch for moves, and of buffers for loading batches.
-  int64_t buffer_bytes() const { return exchange_.buffer_bytes() + batches_.bytes(); }
+  int64_t buffer_bytes() const { return programs_.buffer_bytes(); }
 
  private:
-  struct Program;
-
-  // The program for batches of `samples`; created on first use.
-  Program& ProgramFor(int64_t samples, bool training);
-  std::unique_ptr<Program> MakeProgram(int64_t samples, bool training);
-  // Grows memory to what the program requires.
-  void ReserveFor(const Program& program);
-  // Labels allocations with the layer until an AllocationLabel is destroyed.
-  void LabelAllocations(int layer);
-  // A step that consists of the forward pass of one batch.
-  void BeginForward(int64_t samples, bool training);
-  // Declares what this rank sends in these passes.
-  void Begin(const PassOrder& order, std::span<const int64_t> samples, bool training,
-             std::span<const Pass> passes);
-  // The operations [begin, end) of a pass.
-  struct Range {
-    size_t begin = 0;
-    size_t end = 0;
-  };
-  static Range RangeOf(const Program& program, bool backward);
+  // Loads a batch, and begins a step that consists of its forward pass.
+  absl::Status EnterForward(const BatchView& batch, bool training);
   // Sets which pass is played next, when what is sent from its memory is sent.
   absl::Status Enter(Pass pass);
-  // In a pipeline: calls the listener's AfterForwards if the passes before `position` (of
-  // PassOrder) complete the forward passes of the step, once.
-  absl::Status EndForwards(int position);
+  // In a pipeline: calls the listener's AfterForwards if the passes before the one that is played
+  // complete the forward passes of the step, once.
+  absl::Status EndForwards();
   // Measures the wait.
   absl::Status Moving(const std::function<absl::Status()>& wait);
-  void Send(const Program& program, const TapeOp& op);
-  // Starts to receive, in the background, the message of the first kReceive at or after operation
-  // `from` of the pass that is played or, if it has none, of the next pass if its memory is free.
-  // Requires: no message is being received.
-  void ReceiveNext(size_t from);
-  void StartReceiving(const Program& program, const TapeOp& op, Pass pass);
-  // Returns when the message of `op` is received and unpacked.
-  absl::Status Receive(const Program& program, const TapeOp& op);
-  // The number of the first message that is received in passes at a position.
-  uint32_t FirstNumber(int position) const { return first_number_ + position * orders_; }
-  uint32_t NumberOf(const TapeOp& op, Pass pass) const {
-    return first_number_ + MessageNumber(*order_, graph_, plan_, op, pass, orders_);
-  }
-  // Messages with lower numbers precede what the rank does next.
-  absl::Status Precede(uint32_t number) {
-    return messages_ == nullptr ? absl::OkStatus() : messages_->Precede(number);
-  }
-  absl::Status PrecedeOp(const TapeOp& op);
-  absl::Status PlayRange(Program& program, Range range, const PassContext& pass);
+  // Plays the pass that was entered.
+  absl::Status PlayPass(Program& program, const PassContext& pass);
   // Plays two operations concurrently, one of them a move.
   absl::Status PlayTogether(Program& program, const TapeOp& first, const TapeOp& second);
   // Call the listener before and after operations on parameters.
@@ -222,67 +181,34 @@ class Network {
   // The time at which the enqueued work is done; not read (absl::Time()) on devices without an
   // observer.
   absl::Time Now();
-  int BlockOf(Pass pass) const { return pass.micro_batch % in_flight_; }
-  Values BufferIn(int block, const Program& program, int number);
   Values Buffer(const Program& program, int number) {
-    return BufferIn(BlockOf(passes_[playing_]), program, number);
+    return programs_.Buffer(program, number, messages_.pass().micro_batch);
   }
-  ConstValues Input(const Program& program, int number);
+  ConstValues Input(const Program& program, int number) {
+    return programs_.Input(program, number, messages_.pass().micro_batch);
+  }
   LayerTensors TensorsOf(const Program& program, const TapeOp& op);
-  // Whether this rank counts its labels: exactly one of the ranks with the same labels does.
-  bool CountsLoss() const;
 
   const Graph& graph_;
-  const Graph evaluated_graph_;
-  const ParameterIndex& index_;
   const Plan& plan_;
+  const int rank_;
   const uint64_t seed_;
+  // Whether this rank counts its labels: exactly one of the ranks with the same labels does.
+  const bool counts_loss_;
   Backend& kernels_;
   Device& device_;
-  Fusion fusion_;
-  ParameterStore& parameters_;
-  MeshCommunicators& comms_;
-  BoxExchange exchange_;
-  std::map<std::pair<int64_t, bool>, std::unique_ptr<Program>> programs_;
-  // All buffers of the programs: a block for each micro-batch in flight. Evaluation, of one batch
-  // at a time, may extend over several blocks.
-  DeviceArray<float> memory_;
-  // Size of a block: that of the largest training program.
-  int64_t block_words_ = 0;
-  int in_flight_ = 1;
-  int64_t memory_moves_ = 0;
-  NetworkInput batches_;
+  Programs programs_;
   // Loss and number of correct answers of the latest pass.
   DeviceArray<double> sums_;
   TapeObserver* observer_ = nullptr;
   PassListener* listener_ = nullptr;
   double seconds_moving_ = 0;
   const std::unique_ptr<BackgroundMove> background_;
-  // The step that is played: its order, its number of samples by micro-batch, and the number of its
-  // first message, so that numbers increase from step to step.
-  const PassOrder* order_ = nullptr;
-  std::vector<int64_t> samples_;
-  uint32_t first_number_ = 0;
-  // The number of messages that the step may have.
-  uint32_t numbers_ = 0;
-  // Tape::orders, equal in all tapes of the graph.
-  uint32_t orders_ = 0;
-  // The step's passes on this rank, and the index of the one that is played.
-  std::vector<Pass> passes_;
-  size_t playing_ = 0;
-  int stage_ = 0;
   // Whether the listener knows that the last forward of the step has ended.
   bool forwards_done_ = false;
-  bool training_ = false;
-  // By block of memory: messages that may still be sent from it.
-  std::vector<std::vector<uint32_t>> sending_;
-  // The kReceive whose message is being received, or null.
-  const TapeOp* receiving_ = nullptr;
-  // Null: no tape sends or receives. Destroyed before the memory that its messages use.
-  std::unique_ptr<PlacedMessages> messages_;
+  // Declared after the memory that its messages use.
+  StepMessages messages_;
   const PassOrder one_batch_{1};
-  // By layer, for allocation labels.
-  std::vector<std::string> labels_of_layers_;
 };
 
 }  // namespace cadre
