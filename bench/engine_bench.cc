@@ -249,9 +249,9 @@ absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, T
   StepLoop loop(*replica, FLAGS_batch);
   CADRE_RETURN_IF_ERROR(loop.Run(FLAGS_warmup));
   EngineProfile profile(replica->graph());
-  replica->set_observer(&profile);
+  replica->network().set_observer(&profile);
   std::vector<double> seconds, processor_seconds;
-  const double waited = WaitedSeconds(*replica);
+  const double waited = replica->seconds_exposed();
   for (int step = 0; step < FLAGS_steps; ++step) {
     const absl::Time start = absl::Now();
     const double processor_start = ProcessorSeconds();
@@ -275,7 +275,7 @@ absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, T
        {"samples_per_second", Rounded(FLAGS_batch / median, 3)},
        {"step_ms", Rounded(median * 1e3, 3)},
        {"step_cpu_ms", Rounded(Median(processor_seconds) * 1e3, 3)},
-       {"exposed_communication_share", Rounded((WaitedSeconds(*replica) - waited) / total, 4)},
+       {"exposed_communication_share", Rounded((replica->seconds_exposed() - waited) / total, 4)},
        {"first_loss", Rounded(loop.first_loss(), 5)},
        {"last_loss", Rounded(loop.last_loss(), 5)},
        {"activation_bytes", replica->Memory().activations()},

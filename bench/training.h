@@ -66,11 +66,6 @@ class StepLoop {
   double first_loss_ = 0, last_loss_ = 0;
 };
 
-// Seconds for which the computing thread has waited for communication, including moves.
-inline double WaitedSeconds(const Replica& replica) {
-  return replica.seconds_waited() + replica.seconds_moving();
-}
-
 // Number of trained parameters, without running statistics.
 int64_t ParameterCount(const Replica& replica);
 

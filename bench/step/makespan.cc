@@ -172,12 +172,12 @@ class KnownTimesRun {
     StepLoop loop(*replica, FLAGS_micro_batches);
     CADRE_RETURN_IF_ERROR(loop.Run(2));
     KnownTimes observer(times_);
-    replica->set_observer(&observer);
+    replica->network().set_observer(&observer);
     // Ranks that are not aligned idle longer in the first step.
     CADRE_RETURN_IF_ERROR(loop.Run(1));
     const double busy = observer.busy_seconds();
     CADRE_ASSIGN_OR_RETURN(const std::vector<double> seconds, loop.Time(FLAGS_steps, 1));
-    replica->set_observer(nullptr);
+    replica->network().set_observer(nullptr);
     CADRE_RETURN_IF_ERROR(replica->AwaitOperations());
     const double step = Median(seconds);
     std::vector<double> of_rank = {(observer.busy_seconds() - busy) / FLAGS_steps / step,

@@ -94,13 +94,13 @@ class ConfiguredRun {
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
     CADRE_RETURN_IF_ERROR(loop_->Run(1));
     const uint64_t sent = replica_->comms().bytes_sent();
-    const double waited = replica_->seconds_waited();
-    const double moving = replica_->seconds_moving();
+    const double waited = replica_->flow().seconds_waited();
+    const double moving = replica_->network().seconds_moving();
     // The step time is computed from whole rounds, because steps overlap.
     CADRE_ASSIGN_OR_RETURN(const std::vector<double> seconds, loop_->Time(1, steps));
     seconds_.push_back(seconds[0]);
-    waited_.push_back((replica_->seconds_waited() - waited) / steps);
-    moving_.push_back((replica_->seconds_moving() - moving) / steps);
+    waited_.push_back((replica_->flow().seconds_waited() - waited) / steps);
+    moving_.push_back((replica_->network().seconds_moving() - moving) / steps);
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     // The difference includes the messages that the last step left in progress, but not those of
     // the step before the first.

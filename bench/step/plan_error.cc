@@ -234,15 +234,15 @@ class ModelPlans {
     auto count = static_cast<uint32_t>(std::clamp(FLAGS_seconds / kRounds / first[0], 1.0, 200.0));
     CADRE_RETURN_IF_ERROR(
         group_.communicator.Broadcast(std::as_writable_bytes(std::span(&count, 1)), 0));
-    const double waited = WaitedSeconds(*replica);
-    const double moving = replica->seconds_moving();
+    const double waited = replica->seconds_exposed();
+    const double moving = replica->network().seconds_moving();
     CADRE_ASSIGN_OR_RETURN(const std::vector<double> means,
                            loop.Time(kRounds, static_cast<int>(count)));
     const double total = kRounds * count;
     v1::StepTimes& measured = entry->measured;
     measured.set_step(Median(means));
-    measured.set_moves((replica->seconds_moving() - moving) / total);
-    measured.set_exposed((WaitedSeconds(*replica) - waited) / total - measured.moves());
+    measured.set_moves((replica->network().seconds_moving() - moving) / total);
+    measured.set_exposed((replica->seconds_exposed() - waited) / total - measured.moves());
     measured.set_compute(measured.step() - measured.moves() - measured.exposed());
     return replica->AwaitOperations();
   }

@@ -122,7 +122,7 @@ class Rank {
     const int64_t size = replica_->EvaluationSamples();
     for (int64_t begin = 0; begin < batch.samples; begin += size) {
       const int64_t end = std::min(begin + size, batch.samples);
-      CADRE_ASSIGN_OR_RETURN(const LossPart part, replica_->Evaluate(View(batch, begin, end, 0)));
+      CADRE_ASSIGN_OR_RETURN(const LossPart part, replica_->network().Evaluate(View(batch, begin, end, 0)));
       result_.evaluation += part;
     }
     return absl::OkStatus();
@@ -130,8 +130,8 @@ class Rank {
 
   // This rank's rows of samples [begin, end) of the batch.
   BatchView View(const WholeBatch& batch, int64_t begin, int64_t end, int64_t position) const {
-    const Interval inputs = replica_->InputRows(end - begin);
-    const Interval labels = replica_->LabelRows(end - begin);
+    const Interval inputs = replica_->network().batches().InputRows(end - begin);
+    const Interval labels = replica_->network().batches().LabelRows(end - begin);
     const int64_t per = std::ssize(batch.inputs) / batch.samples;
     const int64_t labels_per = replica_->graph().labels_per_sample();
     return {.samples = end - begin,

@@ -131,7 +131,7 @@ std::vector<float> LogProbabilities(Single& single, const WholeBatch& batch, int
   for (int32_t label = 0; label < replica.graph().classes(); ++label) {
     const std::vector<int32_t> all(labels, label);
     const auto loss =
-        replica.Evaluate({.samples = 1,
+        replica.network().Evaluate({.samples = 1,
                           .inputs = std::span(batch.inputs).subspan(sample * per, per),
                           .labels = all});
     CHECK(loss.ok()) << loss.status();

@@ -102,7 +102,7 @@ class Probe {
     StepProfile profile(replica);
     int64_t step = 0;
     const auto take_step = [&] {
-      replica.set_step(step);
+      replica.flow().set_step(step);
       const BatchView view = batch.View(samples, step++);
       return replica.Step({&view, 1}, kRate, /*gather=*/true).status();
     };

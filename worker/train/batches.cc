@@ -12,7 +12,8 @@
 namespace cadre {
 
 MicroBatch RowsOf(const Replica& replica, int64_t samples) {
-  return {replica.InputRows(samples), replica.LabelRows(samples)};
+  return {replica.network().batches().InputRows(samples),
+          replica.network().batches().LabelRows(samples)};
 }
 
 std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64_t samples,
@@ -71,7 +72,7 @@ absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, 
   LossPart mine;
   CADRE_RETURN_IF_ERROR(ForEachTestBatch(
       replica, test, begin, end, threads, progress, [&](const BatchView& view) -> absl::Status {
-        CADRE_ASSIGN_OR_RETURN(const LossPart part, replica.Evaluate(view));
+        CADRE_ASSIGN_OR_RETURN(const LossPart part, replica.network().Evaluate(view));
         mine += part;
         return absl::OkStatus();
       }));
@@ -81,7 +82,8 @@ absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, 
   uint64_t first = replica.graph().size();
   CADRE_RETURN_IF_ERROR(ForEachTestBatch(
       replica, test, begin, end, threads, progress, [&](const BatchView& view) -> absl::Status {
-        CADRE_ASSIGN_OR_RETURN(const int layer, replica.FirstNotFinite(view));
+        CADRE_ASSIGN_OR_RETURN(const int layer,
+                               replica.network().FirstNotFinite(view, /*training=*/false));
         first = std::min<uint64_t>(first, layer);
         return absl::OkStatus();
       }));
@@ -91,14 +93,14 @@ absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, 
 
 RandomBatch::RandomBatch(const Replica& replica, int64_t samples) {
   const Graph& graph = replica.graph();
-  const Interval rows = replica.InputRows(samples);
+  const Interval rows = replica.network().batches().InputRows(samples);
   const int64_t elements = graph.input().elements();
   const uint64_t classes = graph.classes();
   for (int64_t i = rows.begin * elements; i < rows.end * elements; ++i) {
     inputs_.push_back(graph.takes_tokens() ? RandomBits(1, RandomStream::kTest, 0, i) % classes
                                            : RandomNormal(1, RandomStream::kTest, 0, i));
   }
-  const Interval label_rows = replica.LabelRows(samples);
+  const Interval label_rows = replica.network().batches().LabelRows(samples);
   for (int64_t i = label_rows.begin * graph.labels_per_sample();
        i < label_rows.end * graph.labels_per_sample(); ++i) {
     labels_.push_back(RandomBits(1, RandomStream::kTest, 1, i) % classes);

@@ -250,7 +250,7 @@ absl::Status Replica::Play(Pass pass, bool last, const StepRecorder::Shape& shap
 absl::Status Replica::PlayPhase(const StepRecorder::Shape& shape,
                                 const std::function<absl::Status()>& work) {
   // An observer is called between operations, which is not possible in a captured graph.
-  const bool records = recorder_ != nullptr && recordings_ && !observed_;
+  const bool records = recorder_ != nullptr && recordings_ && !network_->observed();
   return records ? recorder_->Run(shape, work) : work();
 }
 

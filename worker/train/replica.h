@@ -18,7 +18,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status.h"
-#include "base/trace.h"
 #include "comm/mesh_communicators.h"
 #include "comm/transport/transport.h"
 #include "device/device.h"
@@ -67,9 +66,12 @@ class Replica {
   const MeshCommunicators& data_comms() const { return data_comms_; }
   MeshCommunicators& data_comms() { return data_comms_; }
 
-  // Rows of a batch of `samples` whose inputs, or labels, this rank requires.
-  Interval InputRows(int64_t samples) const { return network_->batches().InputRows(samples); }
-  Interval LabelRows(int64_t samples) const { return network_->batches().LabelRows(samples); }
+  // This rank's part of the neural network. Requires for evaluation: GatherWeights was called after
+  // the last change of owned values.
+  Network& network() { return *network_; }
+  const Network& network() const { return *network_; }
+  // What exchanges gradients and weights, for its observers.
+  GradientFlow& flow() { return *flow_; }
 
   // One step. `batches`: the step's micro-batches, in order. Returns the loss of the whole group,
   // equal on all ranks; reductions and updates may still be running (see AwaitOperations).
@@ -113,16 +115,8 @@ class Replica {
 
   // Samples of an evaluation batch, over all ranks; equal on all ranks.
   int64_t EvaluationSamples() const { return cadre::EvaluationSamples(spec_, graph_, plan_); }
-  // This rank's part of the loss. Requires: GatherWeights was called after the last change of owned
-  // values.
-  absl::StatusOr<LossPart> Evaluate(const BatchView& batch) { return network_->Evaluate(batch); }
-  // Evaluates the batch again, to find the first layer with a non-finite output on this rank
-  // (network.h). A collective.
-  absl::StatusOr<int> FirstNotFinite(const BatchView& batch) {
-    return network_->FirstNotFinite(batch, /*training=*/false);
-  }
-  // A collective. `layer`: what FirstNotFinite has found on this rank. Returns OutOfRange, naming
-  // the first layer and its rank; or errors of peers.
+  // A collective. `layer`: what Network::FirstNotFinite has found on this rank. Returns OutOfRange,
+  // naming the first layer and its rank; or errors of peers.
   absl::Status NonFiniteLoss(double loss, uint64_t layer);
 
   // The owned weights in parameter order. Writing to their values and calling StoreOwned changes
@@ -133,23 +127,10 @@ class Replica {
   // Digest of the group's model. A collective; calls FetchOwned.
   absl::StatusOr<uint64_t> GroupDigest();
 
-  // Observes the operations of tapes; see Network.
-  void set_observer(TapeObserver* observer) {
-    observed_ = observer != nullptr;
-    network_->set_observer(observer);
-  }
-  // Observes the operations of the gradient flow. Requires: no operation is running.
-  void set_flow_observer(FlowObserver* observer) { flow_->set_observer(observer); }
-  // Collects collectives, updates and waits; null: no trace. Requires: no operation is running.
-  void set_trace(Trace* trace) { flow_->set_trace(trace); }
   bool on_device() const { return !device_.is_host(); }
-  // Number of the next step, for trace and observer.
-  void set_step(int64_t step) { flow_->set_step(step); }
-  // Seconds that the rank's own thread has spent in moves; on a device, only in observed moves.
-  double seconds_moving() const { return network_->seconds_moving(); }
-  // Seconds that it has spent in waits for background operations; 0 on a device, because such waits
-  // are not observable.
-  double seconds_waited() const { return flow_->seconds_waited(); }
+  // Seconds that the rank's own thread has spent in communication that computing did not hide:
+  // moves and waits. On a device these are not observable, except moves that are observed.
+  double seconds_exposed() const { return network_->seconds_moving() + flow_->seconds_waited(); }
   // Null on the host and in groups of several ranks.
   const StepRecorder* recorder() const { return recorder_.get(); }
   // False: no step is captured; all operations are enqueued in every step, for comparison.
@@ -199,7 +180,6 @@ class Replica {
   // Buffers that are registered with the data transport.
   std::vector<std::span<std::byte>> registered_;
   std::unique_ptr<OwnedSlices> slices_;
-  bool observed_ = false;
   bool recordings_ = true;
   bool mirrors_ = true;
   // Declared after everything that its thread uses.

@@ -80,8 +80,8 @@ absl::Status StepProfile::Start() {
 absl::Status StepProfile::Resume() {
   CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
   observing_ = true;
-  replica_.set_observer(this);
-  replica_.set_flow_observer(this);
+  replica_.network().set_observer(this);
+  replica_.flow().set_observer(this);
   return absl::OkStatus();
 }
 
@@ -89,8 +89,8 @@ absl::Status StepProfile::Stop() {
   const absl::Status status = replica_.AwaitOperations();
   observing_ = false;
   in_step_ = false;
-  replica_.set_observer(nullptr);
-  replica_.set_flow_observer(nullptr);
+  replica_.network().set_observer(nullptr);
+  replica_.flow().set_observer(nullptr);
   return status;
 }
 
@@ -98,7 +98,7 @@ void StepProfile::BeginStep(int64_t step) {
   if (!steps_.empty() && steps_.back().step >= step) Forget(step);
   steps_.push_back({.step = step});
   in_step_ = true;
-  waited_before_ = replica_.seconds_waited();
+  waited_before_ = replica_.flow().seconds_waited();
   TakeTransportSeconds();
   step_start_ = clock_.Now();
 }
@@ -113,7 +113,7 @@ void StepProfile::EndStep() {
   CountCopies();
   StepSums& step = steps_.back();
   step.seconds = absl::ToDoubleSeconds(clock_.Now() - step_start_);
-  step.exposed = replica_.seconds_waited() - waited_before_;
+  step.exposed = replica_.flow().seconds_waited() - waited_before_;
   in_step_ = false;
 }
 

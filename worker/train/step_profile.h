@@ -4,7 +4,7 @@
 //   StepProfile profile(replica);
 //   CADRE_RETURN_IF_ERROR(profile.Start());
 //   for (...) {
-//     replica.set_step(step);
+//     replica.flow().set_step(step);
 //     profile.BeginStep(step);
 //     ... replica.Step(...) ...
 //     profile.EndStep();

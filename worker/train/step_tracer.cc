@@ -91,10 +91,10 @@ StepTracer::StepTracer(GroupControl& control, Replica& replica, Trace& trace,
       trace_(trace),
       before_trace_(std::move(before_trace)),
       tape_(trace, replica.graph()) {
-  replica_.set_trace(&trace_);
+  replica_.flow().set_trace(&trace_);
 }
 
-StepTracer::~StepTracer() { replica_.set_observer(nullptr); }
+StepTracer::~StepTracer() { replica_.network().set_observer(nullptr); }
 
 absl::Status StepTracer::BeforeStep(uint32_t step) {
   if (request_) {
@@ -106,7 +106,7 @@ absl::Status StepTracer::BeforeStep(uint32_t step) {
   }
   if (!request_) CADRE_RETURN_IF_ERROR(MaybeBegin(step));
   tape_.set_step(step);
-  replica_.set_step(step);
+  replica_.flow().set_step(step);
   if (request_) step_start_us_ = Trace::Now();
   return absl::OkStatus();
 }
@@ -126,7 +126,7 @@ absl::Status StepTracer::MaybeBegin(uint32_t step) {
   first_step_ = step;
   end_step_ = step + std::max(1U, request_->steps());
   trace_.Start();
-  replica_.set_observer(&tape_);
+  replica_.network().set_observer(&tape_);
   return absl::OkStatus();
 }
 
@@ -143,7 +143,7 @@ void StepTracer::AddStep(uint32_t step) {
 absl::Status StepTracer::End(uint32_t step) {
   CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
   if (step > first_step_) AddStep(step - 1);
-  replica_.set_observer(nullptr);
+  replica_.network().set_observer(nullptr);
   const uint64_t dropped = trace_.dropped();
   v1::Traced traced = TracedFrom(trace_.Stop(), dropped, request_->max_events());
   *traced.mutable_place() = request_->place();

@@ -44,6 +44,67 @@ bool IsOfFiles(const absl::Status& status) {
          absl::IsUnimplemented(status);
 }
 
+absl::Status BlamePlan(FailureNote& failure, const absl::Status& status) {
+  return absl::IsInvalidArgument(status) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, status) : status;
+}
+absl::Status BlameReplica(FailureNote& failure, const absl::Status& status) {
+  return absl::IsResourceExhausted(status) ? failure.Blame(v1::FAILURE_CAUSE_MEMORY, status)
+                                           : BlamePlan(failure, status);
+}
+
+// The run's data sets, and the batches of the training data that are loaded ahead.
+class RunData {
+ public:
+  RunData(const v1::RunSpec& spec, const TrainerOptions& options)
+      : spec_(spec), options_(options) {}
+
+  absl::Status Open() {
+    CADRE_ASSIGN_OR_RETURN(train_, OpenDataset(spec_, Split::kTrain, options_.data_files));
+    CADRE_ASSIGN_OR_RETURN(test_, OpenDataset(spec_, Split::kTest, options_.data_files));
+    return absl::OkStatus();
+  }
+  const Dataset& train() const { return *train_; }
+  const Dataset& test() const { return *test_; }
+
+  // "of the training data: .json (4); of the test data: .json (1)"; empty if nothing is left out.
+  std::string LeftOut() const {
+    std::vector<std::string> parts;
+    const auto add = [&parts](absl::string_view split, const std::string& left_out) {
+      if (!left_out.empty()) parts.push_back(absl::StrCat("of the ", split, " data: ", left_out));
+    };
+    add("training", train_->left_out());
+    add("test", test_->left_out());
+    return absl::StrJoin(parts, "; ");
+  }
+
+  // The loader reads ahead, so it is made again when the division of the samples changes.
+  void Follow(const v1::SampleDivision& division, int group, const Replica& replica) {
+    if (loader_ != nullptr && loaded_from_ == division.step()) return;
+    loaded_from_ = division.step();
+    const int64_t batch = spec_.batch_per_group();
+    TrainingPart part{.seed = spec_.seed(),
+                      .dataset_size = train_->size(),
+                      .group = group,
+                      .batch = batch,
+                      .division = division};
+    part.micro_batches = CutBatch(batch, std::max(1U, spec_.micro_batches()),
+                                  [&](int64_t samples) { return RowsOf(replica, samples); });
+    loader_ = std::make_unique<BatchLoader>(
+        *train_, TrainingRows(part), BatchLoader::Options{.threads = options_.loader_threads});
+  }
+  BatchLoader& loader() { return *loader_; }
+  void StopLoading() { loader_.reset(); }
+
+ private:
+  const v1::RunSpec& spec_;
+  const TrainerOptions& options_;
+  std::unique_ptr<Dataset> train_;
+  std::unique_ptr<Dataset> test_;
+  std::unique_ptr<BatchLoader> loader_;
+  // First step of the division that the loader follows.
+  uint32_t loaded_from_ = 0;
+};
+
 class NativeModel final : public TrainedModel {
  public:
   NativeModel(const v1::Assignment& assignment, Backend& kernels, GroupControl& control,
@@ -55,10 +116,11 @@ class NativeModel final : public TrainedModel {
         control_(control),
         counters_(counters),
         options_(options),
-        progress_(options.progress != nullptr ? *options.progress : own_progress_) {}
+        progress_(options.progress != nullptr ? *options.progress : own_progress_),
+        data_(spec_, options) {}
 
   absl::Status Open(FailureNote& failure) override {
-    return failure.Blame(v1::FAILURE_CAUSE_DATA, OpenData());
+    return failure.Blame(v1::FAILURE_CAUSE_DATA, data_.Open());
   }
 
   absl::Status Prepare(Transport& transport, const RankProtocol& protocol,
@@ -86,9 +148,9 @@ class NativeModel final : public TrainedModel {
 
   v1::Prepared Describe() const override {
     v1::Prepared prepared;
-    prepared.set_train_samples(train_->size());
-    prepared.set_test_samples(test_->size());
-    prepared.set_data_left_out(DataLeftOut());
+    prepared.set_train_samples(data_.train().size());
+    prepared.set_test_samples(data_.test().size());
+    prepared.set_data_left_out(data_.LeftOut());
     for (v1::HeldParameter& held : replica_->Held()) *prepared.add_held() = std::move(held);
     *prepared.mutable_memory() = replica_->Memory();
     *prepared.mutable_planned_memory() = replica_->PlannedMemory();
@@ -140,10 +202,7 @@ class NativeModel final : public TrainedModel {
 
   // Reports span boundaries, of which there may be many per second.
   void Resume() override {
-    reported_ = LossPart();
-    reported_steps_ = 0;
-    report_start_ = steady_.Now();
-    exposed_start_ = Exposed();
+    unreported_ = {.begin = steady_.Now(), .exposed_before = replica_->seconds_exposed()};
   }
 
   absl::StatusOr<uint32_t> Train(const RankProtocol::Train& train, FailureNote& failure) override {
@@ -152,7 +211,7 @@ class NativeModel final : public TrainedModel {
     } else {
       period_ = LossPart();
     }
-    UpdateLoader();
+    data_.Follow(protocol_->division(), rank_slot_.group(), *replica_);
     while (step_ < train.until) {
       progress_.Enter(v1::ACTIVITY_TRAINING);
       CADRE_RETURN_IF_ERROR(TrainOneStep(step_ + 1 == train.until, failure));
@@ -175,7 +234,7 @@ class NativeModel final : public TrainedModel {
                                                    FailureNote& failure) override {
     CADRE_RETURN_IF_ERROR(measurer_->Pause());
     const absl::StatusOr<LossPart> sum = EvaluateSamples(
-        *replica_, *test_, evaluate.begin, evaluate.end, options_.loader_threads, progress_);
+        *replica_, data_.test(), evaluate.begin, evaluate.end, options_.loader_threads, progress_);
     if (IsOfFiles(sum.status())) return failure.Blame(v1::FAILURE_CAUSE_DATA, sum.status());
     CADRE_RETURN_IF_ERROR(AtStep(step_, protocol_->version(), sum.status()));
     return RankProtocol::Evaluated{
@@ -195,7 +254,7 @@ class NativeModel final : public TrainedModel {
 
   absl::Status OnTrainingEnded() override { return tracer_->Finish(step_); }
   void Close() override {
-    loader_.reset();
+    data_.StopLoading();
     checkpoints_.reset();
     tracer_.reset();
     measurer_.reset();
@@ -210,31 +269,6 @@ class NativeModel final : public TrainedModel {
   bool averages() const { return assignment_.shards_size() > 0; }
   absl::Duration TimeOf(uint32_t steps) const { return steps * absl::Seconds(step_seconds_); }
 
-  static absl::Status BlamePlan(FailureNote& failure, const absl::Status& status) {
-    return absl::IsInvalidArgument(status) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, status) : status;
-  }
-  static absl::Status BlameReplica(FailureNote& failure, const absl::Status& status) {
-    return absl::IsResourceExhausted(status) ? failure.Blame(v1::FAILURE_CAUSE_MEMORY, status)
-                                             : BlamePlan(failure, status);
-  }
-
-  absl::Status OpenData() {
-    CADRE_ASSIGN_OR_RETURN(train_, OpenDataset(spec_, Split::kTrain, options_.data_files));
-    CADRE_ASSIGN_OR_RETURN(test_, OpenDataset(spec_, Split::kTest, options_.data_files));
-    return absl::OkStatus();
-  }
-
-  // "of the training data: .json (4); of the test data: .json (1)"; empty if nothing is left out.
-  std::string DataLeftOut() const {
-    std::vector<std::string> parts;
-    const auto add = [&parts](absl::string_view split, const std::string& left_out) {
-      if (!left_out.empty()) parts.push_back(absl::StrCat("of the ", split, " data: ", left_out));
-    };
-    add("training", train_->left_out());
-    add("test", test_->left_out());
-    return absl::StrJoin(parts, "; ");
-  }
-
   absl::Status Save(const AveragingSource& averaging) {
     progress_.Enter(v1::ACTIVITY_SAVING);
     CADRE_RETURN_IF_ERROR(AfterSteps(step_, protocol_->version(), replica_->CheckWeights()));
@@ -244,20 +278,20 @@ class NativeModel final : public TrainedModel {
         {.step = step_,
          .version = protocol_->version(),
          .position = static_cast<uint64_t>(PositionAt(protocol_->division(), step_, batch())),
-         .train_samples = static_cast<uint64_t>(train_->size())},
+         .train_samples = static_cast<uint64_t>(data_.train().size())},
         std::move(states), std::move(warning));
   }
 
-  Transport& data() { return data_transport_ != nullptr ? *data_transport_ : *transport_; }
+  Transport& tensors() { return data_transport_ != nullptr ? *data_transport_ : *transport_; }
 
   absl::Status AgreeOnPlan() {
     CADRE_ASSIGN_OR_RETURN(
-        plan_, SettlePlan(spec_, assignment_, *transport_, data(), kernels_, options_.links));
+        plan_, SettlePlan(spec_, assignment_, *transport_, tensors(), kernels_, options_.links));
     return absl::OkStatus();
   }
 
   absl::Status MakeReplica() {
-    CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, kernels_, *transport_, data()));
+    CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, kernels_, *transport_, tensors()));
     measurer_ = std::make_unique<StepMeasurer>(rank_slot_, *replica_, control_, steady_);
     tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_,
                                            [this] { return measurer_->Pause(); });
@@ -270,31 +304,12 @@ class NativeModel final : public TrainedModel {
     return kernels_.device().status();
   }
 
-  // The loader reads ahead, so it is made again when the division of the samples changes.
-  void UpdateLoader() {
-    const v1::SampleDivision& division = protocol_->division();
-    if (loader_ != nullptr && loaded_from_ == division.step()) return;
-    loaded_from_ = division.step();
-    TrainingPart part{.seed = spec_.seed(),
-                      .dataset_size = train_->size(),
-                      .group = rank_slot_.group(),
-                      .batch = batch(),
-                      .division = division};
-    part.micro_batches = CutBatch(batch(), std::max(1U, spec_.micro_batches()),
-                                  [this](int64_t samples) { return RowsOf(*replica_, samples); });
-    loader_ = std::make_unique<BatchLoader>(
-        *train_, TrainingRows(part), BatchLoader::Options{.threads = options_.loader_threads});
-  }
-
-  // Seconds of communication that computing did not hide.
-  double Exposed() const { return replica_->seconds_waited() + replica_->seconds_moving(); }
-
   // The last step before a boundary does not gather, because averaging follows and changes the
   // weights.
   absl::Status TrainOneStep(bool boundary, FailureNote& failure) {
     const absl::Time begin = steady_.Now();
-    const double exposed = Exposed();
-    const absl::StatusOr<const Batch*> loaded = loader_->Next(step_);
+    const double exposed = replica_->seconds_exposed();
+    const absl::StatusOr<const Batch*> loaded = data_.loader().Next(step_);
     CADRE_RETURN_IF_ERROR(failure.Blame(v1::FAILURE_CAUSE_DATA, loaded.status()));
     // A rank that waits for its data thus has less progress than the ranks that wait for it.
     progress_.Advance();
@@ -310,16 +325,16 @@ class NativeModel final : public TrainedModel {
     CADRE_RETURN_IF_ERROR(measurer_->AfterStep());
     CADRE_ASSIGN_OR_RETURN(const LossPart part, std::move(stepped));
     period_ += part;
-    reported_ += part;
+    unreported_.loss += part;
+    ++unreported_.steps;
     ++step_;
-    ++reported_steps_;
     // The waits of a device cannot be observed.
     const double seconds = absl::ToDoubleSeconds(steady_.Now() - begin);
     step_seconds_ = step_seconds_ == 0 ? seconds : (3 * step_seconds_ + seconds) / 4;
-    progress_.AddStep(seconds, replica_->on_device() ? 0 : Exposed() - exposed);
+    progress_.AddStep(seconds, replica_->on_device() ? 0 : replica_->seconds_exposed() - exposed);
     progress_.SetFallbacks(replica_->Fallbacks());
     counters_.Add("steps");
-    counters_.Add("samples", replica_->InputRows(batch()).size());
+    counters_.Add("samples", replica_->network().batches().InputRows(batch()).size());
     // With averaging, checkpoints are saved at boundaries, where all groups have the same weights.
     if (!boundary && !averages()) {
       CADRE_RETURN_IF_ERROR(MaybeSave(/*may_be_last=*/false,
@@ -332,19 +347,20 @@ class NativeModel final : public TrainedModel {
   // Reports if the latest report is old enough.
   void ReportProgress() {
     const absl::Time now = steady_.Now();
-    if (!lead() || now < report_at_ || reported_.samples == 0) return;
-    const double seconds = absl::ToDoubleSeconds(now - report_start_);
-    const double labels = reported_.samples;
-    const double samples = labels / train_->labels_per_sample();
+    if (!lead() || now < report_at_ || unreported_.loss.samples == 0) return;
+    const double seconds = absl::ToDoubleSeconds(now - unreported_.begin);
+    const double labels = unreported_.loss.samples;
+    const double samples = labels / data_.train().labels_per_sample();
     v1::Progress progress;
     *progress.mutable_place() = rank_slot_;
     progress.set_step(step_);
-    progress.set_loss(reported_.loss / labels);
+    progress.set_loss(unreported_.loss.loss / labels);
     progress.set_samples_per_second(samples / seconds);
-    progress.set_step_seconds(seconds / reported_steps_);
+    progress.set_step_seconds(seconds / unreported_.steps);
     // Not observable on a device: unset rather than 0.
     if (!replica_->on_device()) {
-      progress.set_exposed_seconds((Exposed() - exposed_start_) / reported_steps_);
+      progress.set_exposed_seconds((replica_->seconds_exposed() - unreported_.exposed_before) /
+                                   unreported_.steps);
     }
     progress.set_rate(rate_);
     progress.set_solo_steps(protocol_->solo_steps());
@@ -363,8 +379,7 @@ class NativeModel final : public TrainedModel {
   TrainerProgress own_progress_;
   TrainerProgress& progress_;
 
-  std::unique_ptr<Dataset> train_;
-  std::unique_ptr<Dataset> test_;
+  RunData data_;
   // Borrowed; connects the ranks.
   Transport* transport_ = nullptr;
   const RankProtocol* protocol_ = nullptr;
@@ -378,19 +393,19 @@ class NativeModel final : public TrainedModel {
   std::unique_ptr<StepMeasurer> measurer_;
   std::unique_ptr<StepTracer> tracer_;
   std::unique_ptr<RunCheckpoints> checkpoints_;
-  std::unique_ptr<BatchLoader> loader_;
-  // First step of the division that the loader follows.
-  uint32_t loaded_from_ = 0;
   // Steps since the start of the run.
   uint32_t step_ = 0;
   // Loss since the last boundary.
   LossPart period_;
-  // Loss and steps since the last report.
-  LossPart reported_;
-  uint32_t reported_steps_ = 0;
-  double exposed_start_ = 0;
+  // Since the last report.
+  struct {
+    absl::Time begin;
+    // Replica::seconds_exposed() at `begin`.
+    double exposed_before = 0;
+    LossPart loss;
+    uint32_t steps = 0;
+  } unreported_;
   absl::Time report_at_;
-  absl::Time report_start_;
   float rate_ = 0;
   // Exponential average; 0: unknown.
   double step_seconds_ = 0;

@@ -38,8 +38,8 @@ class MutedTransport final : public Transport {
   bool has_native() const override { return on_device(); }
   bool HasNativeFor(std::span<const int> /*members*/) const override { return on_device(); }
 
-  absl::Status Run(int /*channel*/, const CallTag& /*tag*/,
-                   std::span<const Transfer> /*transfers*/, const Combine& /*combine*/) override {
+  absl::Status Run(int /*channel*/, const CallTag& /*tag*/, std::span<const Transfer> /*transfers*/,
+                   const Combine& /*combine*/) override {
     return status();
   }
   absl::Status RunNative(int /*channel*/, const CallTag& /*tag*/,
@@ -88,10 +88,12 @@ class ZeroBatches {
 
  private:
   size_t Inputs(int64_t samples) const {
-    return replica_.InputRows(samples).size() * replica_.graph().input().elements();
+    return replica_.network().batches().InputRows(samples).size() *
+           replica_.graph().input().elements();
   }
   size_t Labels(int64_t samples) const {
-    return replica_.LabelRows(samples).size() * replica_.graph().labels_per_sample();
+    return replica_.network().batches().LabelRows(samples).size() *
+           replica_.graph().labels_per_sample();
   }
 
   const Replica& replica_;
@@ -127,7 +129,7 @@ absl::Status StepAndEvaluate(Replica& replica, const v1::RunSpec& spec) {
   const absl::Status stepped = replica.Step(batches, kLearningRate, /*gather=*/true).status();
   // OutOfRange: the loss is not finite, which can happen without the peers' values.
   if (!stepped.ok() && !absl::IsOutOfRange(stepped)) return stepped;
-  CADRE_RETURN_IF_ERROR(replica.Evaluate(zeros.View(evaluation_samples, 0)).status());
+  CADRE_RETURN_IF_ERROR(replica.network().Evaluate(zeros.View(evaluation_samples, 0)).status());
   return replica.AwaitOperations();
 }
 

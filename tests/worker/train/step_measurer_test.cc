@@ -57,7 +57,7 @@ class StepMeasurerTest : public ::testing::Test {
                 absl::Duration length = absl::Seconds(1)) {
     ASSERT_TRUE(
         measurer_->BeforeStep({.number = step_, .boundary = boundary, .traced = traced}).ok());
-    replica_->set_step(step_);
+    replica_->flow().set_step(step_);
     const BatchView view = batch_->View(kSamples, step_++);
     ASSERT_TRUE(replica_->Step({&view, 1}, 1e-6F, /*gather=*/!boundary).ok());
     clock_.Advance(length);

@@ -58,7 +58,7 @@ void ExpectConsistent(const StepProfile& profile) {
 }
 
 void Step(Replica& replica, StepProfile* profile, const RandomBatch& batch, int64_t step) {
-  replica.set_step(step);
+  replica.flow().set_step(step);
   if (profile != nullptr) profile->BeginStep(step);
   const BatchView view = batch.View(kBatchSamples, step);
   const auto loss = replica.Step({&view, 1}, 1e-6F, /*gather=*/true);

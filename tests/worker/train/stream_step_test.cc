@@ -106,8 +106,8 @@ void Train(Replica& replica, int steps, Outcome* outcome) {
     std::vector<BatchView> views;
     for (int64_t i = 0; i < parts; ++i) {
       views.push_back(batch.View(kSamples / parts, step * parts + i));
-      const Interval inputs = replica.InputRows(kSamples / parts);
-      const Interval labels = replica.LabelRows(kSamples / parts);
+      const Interval inputs = replica.network().batches().InputRows(kSamples / parts);
+      const Interval labels = replica.network().batches().LabelRows(kSamples / parts);
       views.back().inputs =
           views.back().inputs.first(inputs.size() * replica.graph().input().elements());
       views.back().labels = views.back().labels.first(labels.size());
@@ -355,7 +355,7 @@ TEST_F(OneDevice, InactiveTraceChangesNothing) {
   for (const bool traced : {false, true}) {
     step_ = 0;
     ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
-    if (traced) replica_->set_trace(&trace);
+    if (traced) replica_->flow().set_trace(&trace);
     for (int i = 0; i < 6; ++i) ASSERT_NO_FATAL_FAILURE(Step());
     played[traced] = replica_->recorder()->played();
     waits[traced] = rank_.device->host_syncs();
@@ -646,7 +646,7 @@ TEST(ReplicaTest, PreparesTheMemoryOfEvaluation) {
     BatchView evaluated = batch.View(1, 0);
     evaluated.inputs = evaluated.inputs.first(4);
     evaluated.labels = evaluated.labels.first(4);
-    ASSERT_TRUE((*replica)->Evaluate(evaluated).ok());
+    ASSERT_TRUE((*replica)->network().Evaluate(evaluated).ok());
     ExpectPlannedMemory(**replica);
   }
 }
