@@ -45,8 +45,8 @@ int64_t BytesPerWeight(DType activations);
 //                two in the type of the loader and one in the activation type, and an upper bound
 //                of what coding contributions takes (worker/train/device_contribution.h)
 // Not counted, and comparatively small: a mebibyte per communicator that reduces, scratch memory of
-// kernels and libraries except that of attention on GPUs (ScoreMemory of plan/layer_memory.h), and the
-// loader's prefetched batches.
+// kernels and libraries except that of attention on GPUs (ScoreMemory of plan/layer_memory.h), and
+// the loader's prefetched batches.
 // `device`: the kind of the group's devices, because a spec may not state it. `in_flight`: the
 // number of micro-batches whose activations the rank keeps at a time (plan/pipeline.h).
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks().

@@ -75,12 +75,12 @@ class Rank {
     CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, back_end_->kernels(), control_,
                                                    data_ != nullptr ? *data_ : control_));
     CADRE_RETURN_IF_ERROR(SetInitial());
-    CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    CADRE_RETURN_IF_ERROR(replica_->flow().Gather());
     for (int step = 0; step < training_.steps; ++step) {
       // Steps end in both ways in turn: with a gather, and at a boundary (without a gather).
       const bool boundary = step % 2 == 1;
       CADRE_RETURN_IF_ERROR(Step(training_.batches(step), step, boundary));
-      if (boundary) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+      if (boundary) CADRE_RETURN_IF_ERROR(replica_->flow().Gather());
     }
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     result_.bytes_sent = replica_->data_comms().bytes_sent();

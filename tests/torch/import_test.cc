@@ -92,7 +92,7 @@ class Single {
                   owned.values.begin());
     }
     CADRE_RETURN_IF_ERROR(single->replica_->StoreOwned());
-    CADRE_RETURN_IF_ERROR(single->replica_->GatherWeights());
+    CADRE_RETURN_IF_ERROR(single->replica_->flow().Gather());
     return single;
   }
 

@@ -1,5 +1,5 @@
-// The kinds of data set that OpenDataset (open_dataset.h) selects from, and what they share. Internal to
-// worker/data.
+// The kinds of data set that OpenDataset (open_dataset.h) selects from, and what they share.
+// Internal to worker/data.
 //
 // Thread-safe (see dataset.h).
 #pragma once

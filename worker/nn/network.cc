@@ -112,7 +112,8 @@ void Network::BeginStep(const PassOrder& order, std::span<const int64_t> samples
 }
 
 absl::Status Network::EnterForward(const BatchView& batch, bool training) {
-  CADRE_RETURN_IF_ERROR(programs_.batches().Load(programs_.For(batch.samples, training).tape, batch));
+  const Tape& tape = programs_.For(batch.samples, training).tape;
+  CADRE_RETURN_IF_ERROR(programs_.batches().Load(tape, batch));
   messages_.Begin(one_batch_, /*stage=*/0, {&batch.samples, 1}, training,
                   one_batch_.OfStage(0).first(1));
   return Enter({});

@@ -91,6 +91,7 @@ class GradientFlow : public PassListener {
   // False: steps that do not gather leave the host's mirror as it is. Requires: no step was
   // started.
   void set_mirrors(bool on) { mirrors_ = on; }
+  bool mirrors() const { return mirrors_; }
 
  protected:
   // `on_stream`: operations are enqueued on a stream. Buckets are then not cut into chunks, because

@@ -202,7 +202,7 @@ absl::StatusOr<LossPart> Replica::Step(std::span<const BatchView> batches, float
   CADRE_ASSIGN_OR_RETURN(const LossPart group, flow_->AwaitLoss());
   CADRE_RETURN_IF_ERROR(CheckFinite(group, batches));
   // Without a gather the flow has copied the slices to the mirror.
-  slices_->set_current(!gather && mirrors_);
+  slices_->set_current(!gather && flow_->mirrors());
   return group;
 }
 

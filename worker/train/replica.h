@@ -66,8 +66,8 @@ class Replica {
   const MeshCommunicators& data_comms() const { return data_comms_; }
   MeshCommunicators& data_comms() { return data_comms_; }
 
-  // This rank's part of the neural network. Requires for evaluation: GatherWeights was called after
-  // the last change of owned values.
+  // This rank's part of the neural network. Requires for evaluation: flow().Gather() was called
+  // after the last change of owned values.
   Network& network() { return *network_; }
   const Network& network() const { return *network_; }
   // What exchanges gradients and weights, for its observers.
@@ -76,7 +76,7 @@ class Replica {
   // One step. `batches`: the step's micro-batches, in order. Returns the loss of the whole group,
   // equal on all ranks; reductions and updates may still be running (see AwaitOperations).
   // `gather`: all ranks get the new weights; otherwise only the owners of slices have them, until
-  // GatherWeights. Errors: OutOfRange, naming layer and rank, for a loss that is not finite;
+  // flow().Gather(). Errors: OutOfRange, naming layer and rank, for a loss that is not finite;
   // weights are then unchanged. May also return an error of the step before.
   absl::StatusOr<LossPart> Step(std::span<const BatchView> batches, float rate,
                                 bool gather = false);
@@ -90,16 +90,6 @@ class Replica {
     CADRE_RETURN_IF_ERROR(flow_->AwaitOperations());
     return slices_->Fetch(states);
   }
-  // Waits for all operations, and copies the optimizer states alone.
-  absl::Status FetchStates() {
-    CADRE_RETURN_IF_ERROR(flow_->AwaitOperations());
-    return slices_->FetchStates();
-  }
-  // False: steps without `gather` do not copy the owned weights to the host's mirror.
-  void set_mirrors(bool on) {
-    mirrors_ = on;
-    flow_->set_mirrors(on);
-  }
   // Copies the host's mirror back. Requires: no operation is running; since the last step, the
   // mirror was fetched or completely overwritten.
   absl::Status StoreOwned(bool states = false) {
@@ -110,8 +100,6 @@ class Replica {
   // A collective; waits for all operations. Errors: OutOfRange, naming the first non-finite
   // parameter and its rank.
   absl::Status CheckWeights();
-  // Starts to gather the slices of all ranks; the next forward waits for it.
-  absl::Status GatherWeights() { return flow_->Gather(); }
 
   // Samples of an evaluation batch, over all ranks; equal on all ranks.
   int64_t EvaluationSamples() const { return cadre::EvaluationSamples(spec_, graph_, plan_); }
@@ -181,7 +169,6 @@ class Replica {
   std::vector<std::span<std::byte>> registered_;
   std::unique_ptr<OwnedSlices> slices_;
   bool recordings_ = true;
-  bool mirrors_ = true;
   // Declared after everything that its thread uses.
   std::unique_ptr<GradientFlow> flow_;
   std::unique_ptr<StepRecorder> recorder_;

@@ -167,11 +167,14 @@ class NativeModel final : public TrainedModel {
   absl::StatusOr<std::unique_ptr<ContributionCoder>> MakeContributionCoder(
       ContributionCoder::Layout layout) override {
     if (kernels_.codecs() == nullptr) return nullptr;
-    replica_->set_mirrors(false);
+    replica_->flow().set_mirrors(false);
     return DeviceContribution::Make(kernels_, replica_->slices().OnDevice(), std::move(layout),
                                     replica_->comms().All(), replica_->data_comms().All());
   }
-  absl::Status FetchStates() override { return replica_->FetchStates(); }
+  absl::Status FetchStates() override {
+    CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
+    return replica_->slices().FetchStates();
+  }
   bool has_states() const override { return replica_->slices().states() > 0; }
   StateVault::States States() override {
     OwnedSlices& slices = replica_->slices();
@@ -184,7 +187,7 @@ class NativeModel final : public TrainedModel {
   }
   absl::Status AwaitOperations() override { return replica_->AwaitOperations(); }
   absl::Status CheckWeights() override { return replica_->CheckWeights(); }
-  absl::Status Gather() override { return replica_->GatherWeights(); }
+  absl::Status Gather() override { return replica_->flow().Gather(); }
 
   absl::Status LoadCheckpoint(const std::vector<AveragingState>& averaging,
                               FailureNote& failure) override {
@@ -207,7 +210,7 @@ class NativeModel final : public TrainedModel {
 
   absl::StatusOr<uint32_t> Train(const RankProtocol::Train& train, FailureNote& failure) override {
     if (train.resumes) {
-      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+      CADRE_RETURN_IF_ERROR(replica_->flow().Gather());
     } else {
       period_ = LossPart();
     }

@@ -63,7 +63,7 @@ class StepMeasurerTest : public ::testing::Test {
     clock_.Advance(length);
     ASSERT_TRUE(measurer_->AfterStep().ok());
     if (boundary) {
-      ASSERT_TRUE(replica_->GatherWeights().ok());
+      ASSERT_TRUE(replica_->flow().Gather().ok());
     }
   }
   void TakeSteps(int steps, absl::Duration length = absl::Seconds(1)) {

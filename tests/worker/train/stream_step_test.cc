@@ -118,7 +118,7 @@ void Train(Replica& replica, int steps, Outcome* outcome) {
     if (outcome != nullptr) outcome->losses.push_back(loss->loss);
     if (!boundary) continue;
     ASSERT_TRUE(replica.CheckWeights().ok());
-    ASSERT_TRUE(replica.GatherWeights().ok());
+    ASSERT_TRUE(replica.flow().Gather().ok());
   }
 }
 
@@ -429,7 +429,7 @@ TEST_F(OneDevice, BoundaryStepCopiesSlicesToTheHost) {
     const int64_t more = rank_.machine->calls("copy_async") - copies;
     EXPECT_EQ(more > 0, !boundary) << more;
     if (boundary) {
-      ASSERT_TRUE(replica_->GatherWeights().ok());
+      ASSERT_TRUE(replica_->flow().Gather().ok());
     }
   }
 }
@@ -441,7 +441,7 @@ TEST_F(OneDevice, BoundaryStepWithoutMirrorsCopiesNoSlices) {
   std::vector<float> weights[2];
   for (const bool mirrors : {false, true}) {
     ASSERT_NO_FATAL_FAILURE(Make(kSgd));
-    replica_->set_mirrors(mirrors);
+    replica_->flow().set_mirrors(mirrors);
     step_ = 0;
     for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
     const int64_t before = rank_.machine->calls("copy_async");
@@ -460,7 +460,7 @@ TEST_F(OneDevice, BoundaryStepWithoutMirrorsCopiesNoSlices) {
 
 TEST_F(OneDevice, FindsWeightsThatAreNotFinite) {
   ASSERT_NO_FATAL_FAILURE(Make(kSgd));
-  replica_->set_mirrors(false);
+  replica_->flow().set_mirrors(false);
   ASSERT_NO_FATAL_FAILURE(Step(/*gather=*/false));
   ASSERT_EQ(replica_->CheckWeights(), absl::OkStatus());
   ASSERT_TRUE(replica_->FetchOwned().ok());
@@ -505,7 +505,7 @@ TEST_F(OneDevice, TrainsOnStoredValues) {
   replica_->slices().set_updates(3);
   EXPECT_EQ(Weights(), weights);
   --step_;
-  ASSERT_TRUE(replica_->GatherWeights().ok());
+  ASSERT_TRUE(replica_->flow().Gather().ok());
   ASSERT_NO_FATAL_FAILURE(Step());
   EXPECT_EQ(Weights(), next);
 }
