@@ -13,16 +13,18 @@ constexpr double kUnit = 0x1p-24;
 // The largest relative error of rounding to the type.
 double RoundingOf(DType type) { return type == DType::kBFloat16 ? 0x1p-8 : kUnit; }
 
-}  // namespace
+double ScaleOf(const AttentionDims& d) { return 1 / std::sqrt(double(d.head_features)); }
 
-AttentionBounds BoundsOf(const AttentionDims& d, DType type, const Floats& qkv, double largest,
-                         const Floats& ids) {
-  const double u = kUnit, v = type == DType::kBFloat16 ? RoundingOf(type) : 0;
-  const double features = d.head_features, tokens = d.tokens;
-  const double scale = 1 / std::sqrt(features);
-  const auto part = [&](int64_t n, int64_t t, int64_t h, int64_t which) {
-    return (((n * d.tokens + t) * d.heads + h) * 3 + which) * d.head_features;
-  };
+// Bounds on the errors of one number. `largest`: the maximum magnitude of the inputs.
+struct AttentionErrors {
+  // Of a probability, and of a context relative to the values, weighted by probabilities.
+  double probability = 0, context = 0;
+  // The gradient of a score, relative to the probability; and the maximum of that of a probability.
+  double dscore = 0, max_dp = 0;
+};
+AttentionErrors ErrorsOf(const AttentionDims& d, double v, double largest) {
+  const double u = kUnit;
+  const double features = d.head_features, tokens = d.tokens, scale = ScaleOf(d);
   // A score: the sum of a product, its scaling by a rounded scale.
   const double score = (features + 3) * u * features * largest * largest * scale;
   // The difference of a score and the statistic or the maximum, both of at most max_score; the
@@ -30,14 +32,25 @@ AttentionBounds BoundsOf(const AttentionDims& d, DType type, const Floats& qkv, 
   // with its corrections, one for each tile.
   const double max_score = features * largest * largest * scale + std::log(tokens);
   const double probability = 2 * score + (2 * max_score + 8 + 3 * tokens) * u;
-  // Relative to the magnitudes of values (at most `largest`), weighted by probabilities.
   const double context = probability + v + (tokens + 2) * u;
   // dp, and the sum of p * dp, are at most max_dp; the second inherits the error of the stored
   // context.
   const double max_dp = features * largest;
   const double dp = features * u * max_dp, weighted = dp + (context + v) * max_dp;
-  // Relative to the probability.
   const double dscore = 2 * max_dp * (probability + v + 4 * u) + dp + weighted;
+  return {probability, context, dscore, max_dp};
+}
+
+}  // namespace
+
+AttentionBounds BoundsOf(const AttentionDims& d, DType type, const Floats& qkv, double largest,
+                         const Floats& ids) {
+  const double u = kUnit, v = type == DType::kBFloat16 ? RoundingOf(type) : 0;
+  const double tokens = d.tokens, scale = ScaleOf(d);
+  const auto [probability, context, dscore, max_dp] = ErrorsOf(d, v, largest);
+  const auto part = [&](int64_t n, int64_t t, int64_t h, int64_t which) {
+    return (((n * d.tokens + t) * d.heads + h) * 3 + which) * d.head_features;
+  };
   AttentionBounds bounds{.statistics = std::vector<double>(SizesOf(d).statistics),
                          .context = std::vector<double>(SizesOf(d).context),
                          .dqkv = std::vector<double>(SizesOf(d).qkv)};

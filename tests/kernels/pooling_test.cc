@@ -156,6 +156,50 @@ TEST_P(PoolingTest, GlobalAverageIsNearTheReference) {
   }
 }
 
+// Shapes with windows that few models have.
+void AddUnusual(PoolKind kind, std::vector<PoolingDims>& shapes) {
+  // Windows wholly in the padding.
+  shapes.push_back(Pooling(kind, 2, 2, Window(3, 3, 1, 1, 1)));
+  shapes.push_back(Pooling(kind, 2, 2, Window(0, 0, 2, 1, 2)));
+  shapes.push_back(Pooling(kind, 2, 20,
+                           {.in_height = 1,
+                            .in_width = 2,
+                            .out_height = 5,
+                            .out_width = 6,
+                            .kernel_height = 2,
+                            .kernel_width = 2,
+                            .pad_top = 3,
+                            .pad_left = 2}));
+  // Padding at one end, and oblong windows.
+  shapes.push_back(Pooling(kind, 2, 16,
+                           Fitted({.in_height = 6,
+                                   .in_width = 7,
+                                   .kernel_height = 3,
+                                   .kernel_width = 3,
+                                   .stride_height = 2,
+                                   .stride_width = 1},
+                                  1, 1)));
+  shapes.push_back(Pooling(kind, 2, 5,
+                           Fitted({.in_height = 6,
+                                   .in_width = 7,
+                                   .kernel_height = 1,
+                                   .kernel_width = 4,
+                                   .stride_height = 3,
+                                   .stride_width = 2,
+                                   .pad_left = 2},
+                                  0, 0)));
+  // Rows and columns that no window reaches.
+  shapes.push_back(Pooling(kind, 2, 4,
+                           {.in_height = 9,
+                            .in_width = 9,
+                            .out_height = 3,
+                            .out_width = 2,
+                            .kernel_height = 2,
+                            .kernel_width = 2}));
+  // The whole image.
+  shapes.push_back(Pooling(kind, 4, 8, Window(7, 7, 7)));
+}
+
 std::vector<PoolingDims> Shapes() {
   std::vector<PoolingDims> shapes;
   for (const PoolKind kind : {PoolKind::kMax, PoolKind::kAverage, PoolKind::kAverageWithPadding}) {
@@ -177,46 +221,7 @@ std::vector<PoolingDims> Shapes() {
       shapes.push_back(Pooling(kind, 2, 0, Window(8, 8, kernel, stride, padding)));
       shapes.push_back(Pooling(kind, 2, 3, Window(0, 8, kernel, stride, padding)));
     }
-    // Windows wholly in the padding.
-    shapes.push_back(Pooling(kind, 2, 2, Window(3, 3, 1, 1, 1)));
-    shapes.push_back(Pooling(kind, 2, 2, Window(0, 0, 2, 1, 2)));
-    shapes.push_back(Pooling(kind, 2, 20,
-                             {.in_height = 1,
-                              .in_width = 2,
-                              .out_height = 5,
-                              .out_width = 6,
-                              .kernel_height = 2,
-                              .kernel_width = 2,
-                              .pad_top = 3,
-                              .pad_left = 2}));
-    // Padding at one end, and oblong windows.
-    shapes.push_back(Pooling(kind, 2, 16,
-                             Fitted({.in_height = 6,
-                                     .in_width = 7,
-                                     .kernel_height = 3,
-                                     .kernel_width = 3,
-                                     .stride_height = 2,
-                                     .stride_width = 1},
-                                    1, 1)));
-    shapes.push_back(Pooling(kind, 2, 5,
-                             Fitted({.in_height = 6,
-                                     .in_width = 7,
-                                     .kernel_height = 1,
-                                     .kernel_width = 4,
-                                     .stride_height = 3,
-                                     .stride_width = 2,
-                                     .pad_left = 2},
-                                    0, 0)));
-    // Rows and columns that no window reaches.
-    shapes.push_back(Pooling(kind, 2, 4,
-                             {.in_height = 9,
-                              .in_width = 9,
-                              .out_height = 3,
-                              .out_width = 2,
-                              .kernel_height = 2,
-                              .kernel_width = 2}));
-    // The whole image.
-    shapes.push_back(Pooling(kind, 4, 8, Window(7, 7, 7)));
+    AddUnusual(kind, shapes);
   }
   return shapes;
 }

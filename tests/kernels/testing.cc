@@ -149,52 +149,26 @@ PoolingDims Pooling(PoolKind kind, int64_t batch, int64_t channels, const Window
 }
 
 std::vector<ConvolutionDims> UnusualConvolutions() {
+  const auto oblong = [](int64_t height, int64_t width, int64_t kernel_height,
+                         int64_t kernel_width, int64_t stride, int64_t pad_top, int64_t pad_left) {
+    return WindowDims{.in_height = height,
+                      .in_width = width,
+                      .kernel_height = kernel_height,
+                      .kernel_width = kernel_width,
+                      .stride_height = stride,
+                      .stride_width = stride,
+                      .pad_top = pad_top,
+                      .pad_left = pad_left};
+  };
   return {
       // Kernels of one row, of one column, and oblong.
-      Convolution(
-          2, 3, 5,
-          Fitted(
-              {.in_height = 6, .in_width = 9, .kernel_height = 1, .kernel_width = 7, .pad_left = 3},
-              0, 3)),
-      Convolution(
-          2, 16, 32,
-          Fitted(
-              {.in_height = 9, .in_width = 6, .kernel_height = 7, .kernel_width = 1, .pad_top = 3},
-              3, 0)),
-      Convolution(1, 4, 3,
-                  Fitted({.in_height = 7,
-                          .in_width = 8,
-                          .kernel_height = 2,
-                          .kernel_width = 5,
-                          .stride_height = 2,
-                          .stride_width = 2,
-                          .pad_top = 1,
-                          .pad_left = 2},
-                         0, 1)),
+      Convolution(2, 3, 5, Fitted(oblong(6, 9, 1, 7, 1, 0, 3), 0, 3)),
+      Convolution(2, 16, 32, Fitted(oblong(9, 6, 7, 1, 1, 3, 0), 3, 0)),
+      Convolution(1, 4, 3, Fitted(oblong(7, 8, 2, 5, 2, 1, 2), 0, 1)),
       // Padding at one end only, as for a rank with a part of the image.
-      Convolution(2, 16, 16,
-                  Fitted({.in_height = 5,
-                          .in_width = 8,
-                          .kernel_height = 3,
-                          .kernel_width = 3,
-                          .pad_top = 1,
-                          .pad_left = 1},
-                         0, 1)),
-      Convolution(
-          2, 16, 16,
-          Fitted(
-              {.in_height = 5, .in_width = 8, .kernel_height = 3, .kernel_width = 3, .pad_left = 1},
-              1, 1)),
-      Convolution(2, 3, 16,
-                  Fitted({.in_height = 9,
-                          .in_width = 12,
-                          .kernel_height = 7,
-                          .kernel_width = 7,
-                          .stride_height = 2,
-                          .stride_width = 2,
-                          .pad_top = 3,
-                          .pad_left = 3},
-                         0, 2)),
+      Convolution(2, 16, 16, Fitted(oblong(5, 8, 3, 3, 1, 1, 1), 0, 1)),
+      Convolution(2, 16, 16, Fitted(oblong(5, 8, 3, 3, 1, 0, 1), 1, 1)),
+      Convolution(2, 3, 16, Fitted(oblong(9, 12, 7, 7, 2, 3, 3), 0, 2)),
       // Rows and columns that no window reaches.
       Convolution(2, 3, 4,
                   {.in_height = 9,

@@ -4,6 +4,7 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -149,13 +150,11 @@ std::string Used(const std::string& block) {
   return absl::StrCat("block { name: 'b' ", block, " } layer { name: 'u' use { block: 'b' } }");
 }
 
-TEST(BlocksTest, InvalidModels) {
-  const struct {
-    std::string model;
-    std::string field;
-    std::string message;
-  } cases[] = {
+// A model, and the field and message of its problem.
+using InvalidBlock = std::array<std::string, 3>;
 
+TEST(BlocksTest, InvalidModels) {
+  const InvalidBlock cases[] = {
       {"block { layer { name: 'r' relu {} } }", "model.block[0].name", "no name"},
       {"block { name: 'b' layer { name: 'r' relu {} } }block { name: 'b' layer { name: 'r' relu {} "
        "} }",
@@ -188,6 +187,19 @@ TEST(BlocksTest, InvalidModels) {
       {"block { name: 'a' layer { name: 'x' use { block: 'b' } } }block { name: 'b' layer { name: "
        "'y' use { block: 'a' } } }layer { name: 'u' use { block: 'a' } }",
        "model.block[1].layer[0].use.block", "layer 'u/x/y': block 'a' uses itself: a -> b -> a"},
+      // Problems of a block are reported once, however often it is used.
+      {"block { name: 'b' layer { name: 'c' input: 'x' relu {} } }layer { name: 'u' use { block: "
+       "'b' times: 4000000000 } }",
+       "model.block[0].layer[0].input[0]", "no layer 'x'"},
+      {"block { name: 'b' layer { name: 'c' relu {} } }layer { name: 'u' use { block: 'b' times: "
+       "4000000000 } }",
+       "model.block[0].layer[0]", "more than 16384 layers"},
+  };
+  for (const auto& [model, field, message] : cases) ExpectProblem(model, field, message);
+}
+
+TEST(BlocksTest, InvalidFormulas) {
+  const InvalidBlock cases[] = {
       {"block { name: 'b' parameter: 'w' layer { name: 'r' relu {} } }layer { name: 'u' set: 'w = "
        "1' use { block: 'b' } }",
        "model.layer[0].set[0]", "is only valid in layers of blocks; set the field directly"},
@@ -212,13 +224,7 @@ TEST(BlocksTest, InvalidModels) {
        "model.block[0].layer[0].set[0]", "kernel becomes 4294967296"},
       {Used("layer { name: 'c' set: 'kernel = 1' }"), "model.block[0].layer[0].set[0]",
        "has no operation"},
-      // Problems of a block are reported once, however often it is used.
-      {"block { name: 'b' layer { name: 'c' input: 'x' relu {} } }layer { name: 'u' use { block: "
-       "'b' times: 4000000000 } }",
-       "model.block[0].layer[0].input[0]", "no layer 'x'"},
-      {"block { name: 'b' layer { name: 'c' relu {} } }layer { name: 'u' use { block: 'b' times: "
-       "4000000000 } }",
-       "model.block[0].layer[0]", "more than 16384 layers"}};
+  };
   for (const auto& [model, field, message] : cases) ExpectProblem(model, field, message);
 }
 

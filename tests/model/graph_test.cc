@@ -435,6 +435,11 @@ TEST(GraphTest, InvalidLayers) {
        "} layer { name: 'c' layer_norm {} } LOSS",
        2, "layer_norm", "normalizes one feature"},
       {OnFeatures("layer_norm { epsilon: inf }"), 1, "layer_norm.epsilon", "is inf"},
+  });
+}
+
+TEST(GraphTest, InvalidLayersOfSequences) {
+  ExpectInvalid({
       {OnImage("embedding { vocabulary: 2 features: 2 }"), 0, "embedding",
        "requires the tokens of a model with `tokens`"},
       {"EMBEDDED layer { name: 'a' embedding { vocabulary: 2 features: 2 } } LOSS", 1, "embedding",
@@ -460,11 +465,6 @@ TEST(GraphTest, InvalidLayers) {
       {"SMALL layer { name: 't' to_tokens {} }"
        "layer { name: 'a' attention { heads: 1 padding_token: 0 } } LOSS",
        1, "attention.padding_token", "requires a model with `tokens`"},
-  });
-}
-
-TEST(GraphTest, InvalidLayersOfSequences) {
-  ExpectInvalid({
       {"EMBEDDED layer { name: 't' take_token { token: 4 } } LOSS", 1, "take_token.token",
        "is 4; the sequence has 4 tokens"},
       {"EMBEDDED layer { name: 't' take_token { token: 3 count: 2 } } LOSS", 1, "take_token.count",

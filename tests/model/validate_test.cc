@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -239,6 +240,9 @@ TEST(ValidateTest, Sizes) {
        "batch_per_group",
        "over 1 rank; a rank's part may have 2147483648 elements, so that at "
        "most 2048 such"},
+      {"", "cluster { groups: 4000000000 }", "cluster.groups", "at most 4096"},
+      {"", "cluster { ranks_per_group: 8192 }", "cluster.ranks_per_group", "at most 4096"},
+      {"", "cluster { aggregators: 5000 }", "cluster.aggregators", "at most 4096"},
   });
   v1::RunSpec spec =
       Changed("model", absl::StrCat(kLargeImages, "data { synthetic { classes: 257 } }"));
@@ -337,8 +341,6 @@ TEST(ValidateTest, Clusters) {
        "averaging.outer.nesterov.learning_rate", "is 0; it must be a number above 0"},
       {"", "averaging { outer { slowmo { momentum: 1 } } }", "averaging.outer.slowmo.momentum",
        "is 1; it must be at least 0 and below 1"},
-      {"", "cluster { groups: 4000000000 }", "cluster.groups", "at most 4096"},
-      {"", "cluster { ranks_per_group: 8192 }", "cluster.ranks_per_group", "at most 4096"},
       {"", "cluster { min_ranks_per_group: 3 }", "cluster.min_ranks_per_group",
        "is 3; a group has only 2 ranks"},
       {"", "cluster { model_ranks: 3 }", "cluster.model_ranks",
@@ -349,7 +351,6 @@ TEST(ValidateTest, Clusters) {
        "their product, 24, does not divide the 12 ranks"},
       {"", "cluster { ranks_per_group: 29 space_ranks: 29 }", "cluster.space_ranks",
        "only 28 rows"},
-      {"", "cluster { aggregators: 5000 }", "cluster.aggregators", "at most 4096"},
       {"", "cluster { collectives: 7 }", "cluster.collectives", "is 7; give AUTO, RING, BUTTERFLY"},
       {"", "cluster { collectives: NATIVE }", "cluster.collectives", "set cluster.device to CUDA"},
       {"", "cluster { device: 3 }", "cluster.device", "is 3; give CPU or CUDA"},
@@ -483,10 +484,7 @@ TEST(ValidateTest, Checkpoints) {
 
 // The largest legal values, and fields that may be left out.
 TEST(ValidateTest, LegalSpecs) {
-  const struct {
-    std::string cleared;
-    std::string text;
-  } cases[] = {
+  const std::pair<std::string, std::string> cases[] = {
       {"", "name: '" + std::string(63, 'z') + "'"},
       {"", "name: 'a-z-0-9'"},
       {"", absl::StrCat(kSynthetic, "data { synthetic { noise: 1.5 } }")},
@@ -538,9 +536,9 @@ TEST(ValidateTest, LegalSpecs) {
       {"", "batch_per_group: 1"},
       {"", "micro_batches: 64"},
   };
-  for (const auto& legal : cases) {
-    EXPECT_EQ(ValidateRunSpec(Changed(legal.cleared, legal.text)), absl::OkStatus())
-        << "without " << legal.cleared << ", with " << legal.text;
+  for (const auto& [cleared, text] : cases) {
+    EXPECT_EQ(ValidateRunSpec(Changed(cleared, text)), absl::OkStatus())
+        << "without " << cleared << ", with " << text;
   }
 }
 

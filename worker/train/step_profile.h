@@ -44,9 +44,9 @@ class StepProfile final : public TapeObserver, public FlowObserver {
   absl::Status Start();
   // Continues after a Stop. Waits for the replica's operations. Errors: the replica's.
   absl::Status Resume();
-  // Called around Replica::Step; `step` as in Replica::set_step. A step with an earlier number than
-  // the last one discards the profile from that number on; no operation of the replica may then be
-  // running.
+  // Called around Replica::Step; `step` as in GradientFlow::set_step. A step with an earlier number
+  // than the last one discards the profile from that number on; no operation of the replica may
+  // then be running.
   void BeginStep(int64_t step);
   void EndStep();
   // Stops observing. Waits for the replica's operations. Errors: the replica's.

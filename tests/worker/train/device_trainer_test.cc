@@ -166,9 +166,7 @@ struct Result {
   std::vector<v1::Fallback> fallbacks;
 };
 
-// Every rank is a thread with its own device.
-Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
-                  FakeNccl* nccl = nullptr) {
+v1::Assignment GroupAssignment(const v1::RunSpec& spec, const Script& script) {
   v1::Assignment assignment = AssignmentOf(spec, script.ranks);
   // Measuring the link takes seconds on emulated devices; other tests in this file measure it.
   if (spec.has_checkpoint()) {
@@ -181,6 +179,13 @@ Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
   if (script.shard != nullptr) {
     assignment.add_shards()->set_address(script.shard->address());
   }
+  return assignment;
+}
+
+// Every rank is a thread with its own device.
+Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
+                  FakeNccl* nccl = nullptr) {
+  const v1::Assignment assignment = GroupAssignment(spec, script);
   FakeNccl own_nccl;
   if (nccl == nullptr) nccl = &own_nccl;
   auto transports = MakeThreadTransports(script.ranks, absl::Seconds(30));
