@@ -163,8 +163,7 @@ LayerMemory MemoryOfLayer(const GraphLayer& layer, const LayerExtents& here, DTy
     case LayerKind::kFullyConnected: {
       const int64_t sampled = layer.sampled_classes;
       if (sampled == 0) return {};
-      const SampledMemory memory =
-          MemoryOfSampled(rows, sampled, layer.input().dims().back(), activations);
+      const SampledMemory memory = MemoryOfSampled(rows, sampled, here.input_features, activations);
       return {.saved = sampled + rows,
               .forward_scratch = memory.forward_scratch,
               .backward_scratch = memory.backward_scratch};

@@ -103,9 +103,10 @@ SampledMemory MemoryOfSampled(int64_t rows, int64_t sampled, int64_t features, D
 // What of a layer one rank computes.
 struct LayerExtents {
   int64_t samples = 0;
-  // Elements of the output; and of its last dimension.
+  // Elements of the output; its last dimension, and that of the first input.
   int64_t output = 0;
   int64_t features = 0;
+  int64_t input_features = 0;
   // The heads of an attention.
   int64_t heads = 0;
 };

@@ -499,8 +499,10 @@ class TapeBuilder {
   LayerMemory MemoryOf(int l) const {
     const GraphLayer& layer = graph_[l];
     const Shape output = tape_.regions[l].output.shape();
-    LayerExtents here = {
-        .samples = output[0], .output = output.elements(), .features = output.dims().back()};
+    LayerExtents here = {.samples = output[0],
+                         .output = output.elements(),
+                         .features = output.dims().back(),
+                         .input_features = tape_.regions[l].inputs[0].shape().dims().back()};
     if (layer.kind == LayerKind::kAttention) {
       here.heads = LocalBox(layer.parameters[0].shape, layouts(l).parameters[0], plan_.mesh, rank_)
                        .shape()[0];

@@ -172,8 +172,10 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   if (FollowsNorm(*problem.graph, layer)) saved_y = LargestPart(output_elements, 32) + features;
   const int64_t transient =
       OverwritesScores(problem, layer) ? 0 : std::max(input_elements, output_elements);
-  LayerExtents here = {
-      .samples = LargestPart(samples, output[0]), .output = output_elements, .features = features};
+  LayerExtents here = {.samples = LargestPart(samples, output[0]),
+                       .output = output_elements,
+                       .features = features,
+                       .input_features = layer.input().dims().back()};
   if (layer.kind == LayerKind::kAttention) {
     here.heads = LargestPart(layer.parameters[0].shape[0], heads);
   }
