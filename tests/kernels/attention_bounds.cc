@@ -17,7 +17,7 @@ double ScaleOf(const AttentionDims& d) { return 1 / std::sqrt(double(d.head_feat
 
 // Bounds on the errors of one number. `largest`: the maximum magnitude of the inputs.
 struct AttentionErrors {
-  // Of a probability, and of a context relative to the values, weighted by probabilities.
+  // A probability; a context, relative to the values, weighted by probabilities.
   double probability = 0, context = 0;
   // The gradient of a score, relative to the probability; and the maximum of that of a probability.
   double dscore = 0, max_dp = 0;
