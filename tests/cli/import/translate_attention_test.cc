@@ -187,31 +187,33 @@ TEST(AttentionTest, MasksThatAreNotOfPadding) {
   const std::string inf = Scalar("inf", -INFINITY);
   const std::string is_five = axes + inf + Integers("pad", {5}) + Node("Equal x pad -> is") +
                               Node("Unsqueeze is axes -> u");
-  EXPECT_THAT(AttentionUnder(axes + inf + Scalar("three", 3) + Node("Less x three -> m") +
-                             Node("Unsqueeze m axes -> u") + Node("Where u inf s1 -> s2")),
-              HasSubstr("so that more than one token is padding"));
-  EXPECT_THAT(AttentionUnder(is_five + Node("Where u s1 inf -> s2")),
-              HasSubstr("hides all tokens but 5"));
-  // The mask of the queries, and masks of two tokens.
-  EXPECT_THAT(AttentionUnder(is_five + Node("Transpose u -> q", Ints("perm", {0, 1, 3, 2})) +
-                             Node("Where q inf s1 -> s2")),
-              HasSubstr("hides keys by other tokens than their own"));
-  EXPECT_THAT(AttentionUnder(is_five + Integers("six", {6}) + Node("Equal x six -> is6") +
-                             Node("Or is is6 -> both") + Node("Where both inf s1 -> s2")),
-              HasSubstr("its masks are of different tokens"));
-  EXPECT_THAT(AttentionUnder(is_five + Node("Transpose u -> q", Ints("perm", {0, 1, 3, 2})) +
-                             Node("Or u q -> both") + Node("Where both inf s1 -> s2")),
-              HasSubstr("its masks are of different tokens"));
-  // All samples have the mask of the first.
-  EXPECT_THAT(
-      AttentionUnder(is_five + Integers("from", {0}) + Integers("to", {1}) +
-                     Node("Slice u from to from -> first") + Node("Where first inf s1 -> s2")),
-      HasSubstr("does not hide the padding of every sample"));
-  // Half of the heads have a mask.
-  EXPECT_THAT(AttentionUnder(Constant("open", {2, 1, 1, 4}, 0) + is_five + Scalar("zero", 0) +
-                             Node("Where u inf zero -> n") +
-                             Node("Concat n open -> c", Int("axis", 1)) + Node("Add s1 c -> s2")),
-              HasSubstr("does not hide the padding of every sample"));
+  const std::string of_queries = is_five + Node("Transpose u -> q", Ints("perm", {0, 1, 3, 2}));
+  const struct {
+    std::string mask;
+    const char* error;
+  } cases[] = {
+      {axes + inf + Scalar("three", 3) + Node("Less x three -> m") + Node("Unsqueeze m axes -> u") +
+           Node("Where u inf s1 -> s2"),
+       "so that more than one token is padding"},
+      {is_five + Node("Where u s1 inf -> s2"), "hides all tokens but 5"},
+      {of_queries + Node("Where q inf s1 -> s2"), "hides keys by other tokens than their own"},
+      // Masks of two tokens.
+      {is_five + Integers("six", {6}) + Node("Equal x six -> is6") + Node("Or is is6 -> both") +
+           Node("Where both inf s1 -> s2"),
+       "its masks are of different tokens"},
+      {of_queries + Node("Or u q -> both") + Node("Where both inf s1 -> s2"),
+       "its masks are of different tokens"},
+      // All samples have the mask of the first.
+      {is_five + Integers("from", {0}) + Integers("to", {1}) +
+           Node("Slice u from to from -> first") + Node("Where first inf s1 -> s2"),
+       "does not hide the padding of every sample"},
+      // Half of the heads have a mask.
+      {Constant("open", {2, 1, 1, 4}, 0) + is_five + Scalar("zero", 0) +
+           Node("Where u inf zero -> n") + Node("Concat n open -> c", Int("axis", 1)) +
+           Node("Add s1 c -> s2"),
+       "does not hide the padding of every sample"},
+  };
+  for (const auto& [mask, error] : cases) EXPECT_THAT(AttentionUnder(mask), HasSubstr(error));
 }
 
 TEST(AttentionTest, RowsThatTheModelLacksAreReported) {
