@@ -74,6 +74,56 @@ struct Round {
   }
 };
 
+// Prints the line of one codec.
+absl::Status Measure(const char* name, const Codec& codec, const std::vector<float>& values) {
+  const double gigabytes = 1e-9 * static_cast<double>(values.size() * sizeof(float));
+  std::string coded;
+  std::vector<float> decoded(values.size());
+  CADRE_RETURN_IF_ERROR(Encode(codec, values, &coded));
+  const std::string code = coded;
+  const auto timed = [](const std::function<void()>& work) {
+    return [work](int iterations) -> absl::StatusOr<double> {
+      return SecondsOf([&] {
+        for (int i = 0; i < iterations; ++i) work();
+      });
+    };
+  };
+  CADRE_ASSIGN_OR_RETURN(const std::vector<Timing> timings,
+                         MeasureInterleaved({timed([&] {
+                                               coded.clear();
+                                               Encode(codec, values, &coded).IgnoreError();
+                                             }),
+                                             timed([&] {
+                                               absl::string_view rest = code;
+                                               Decode(codec, &rest, decoded).IgnoreError();
+                                             }),
+                                             timed([&] {
+                                               std::memcpy(decoded.data(), values.data(),
+                                                           values.size() * sizeof(float));
+                                             })},
+                                            {.rounds = 201, .seconds = FLAGS_seconds}));
+  nlohmann::ordered_json line = BenchLine("codec");
+  line["codec"] = name;
+  line["values"] = values.size();
+  const double bits = 8.0 * static_cast<double>(code.size()) / static_cast<double>(values.size());
+  line["bits_per_value"] = Rounded(bits, 4);
+  const char* const names[] = {"encode", "decode", "copy"};
+  for (size_t i = 0; i < timings.size(); ++i) {
+    const std::string field = absl::StrCat(names[i], "_gb_per_second");
+    line[field] = Rounded(gigabytes / timings[i].seconds, 2);
+    line["best_" + field] = Rounded(gigabytes / timings[i].min_seconds, 2);
+  }
+  if (FLAGS_parameters > 0) {
+    const double scale = FLAGS_parameters / static_cast<double>(values.size());
+    Round{.encode_seconds = timings[0].min_seconds * scale,
+          .decode_seconds = timings[1].min_seconds * scale,
+          .bits_per_value = bits}
+        .AddTo(line);
+  }
+  PrintLine(line);
+  return absl::OkStatus();
+}
+
 absl::Status Run() {
   CADRE_RETURN_IF_ERROR(RequirePositive({{"values", FLAGS_values},
                                          {"seconds", FLAGS_seconds},
@@ -84,57 +134,13 @@ absl::Status Run() {
   std::normal_distribution<float> normal;
   std::vector<float> values(FLAGS_values);
   for (float& value : values) value = normal(random);
-  const double gigabytes = 1e-9 * static_cast<double>(values.size() * sizeof(float));
   const std::vector<std::pair<const char*, Codec>> codecs = {
       {"fp32", {CodecKind::kFp32}},         {"bf16", {CodecKind::kBf16}},
       {"int8", {CodecKind::kInt8}},         {"e3m0", {CodecKind::kE3m0}},
       {"stat2", {CodecKind::kStat2}},       {"topk 64", {CodecKind::kTopK, 64}},
       {"topk 128", {CodecKind::kTopK, 128}}};
   for (const auto& [name, codec] : codecs) {
-    std::string coded;
-    std::vector<float> decoded(values.size());
-    CADRE_RETURN_IF_ERROR(Encode(codec, values, &coded));
-    const std::string code = coded;
-    const auto timed = [](const std::function<void()>& work) {
-      return [work](int iterations) -> absl::StatusOr<double> {
-        return SecondsOf([&] {
-          for (int i = 0; i < iterations; ++i) work();
-        });
-      };
-    };
-    CADRE_ASSIGN_OR_RETURN(const std::vector<Timing> timings,
-                           MeasureInterleaved({timed([&, codec = codec] {
-                                                 coded.clear();
-                                                 Encode(codec, values, &coded).IgnoreError();
-                                               }),
-                                               timed([&, codec = codec] {
-                                                 absl::string_view rest = code;
-                                                 Decode(codec, &rest, decoded).IgnoreError();
-                                               }),
-                                               timed([&] {
-                                                 std::memcpy(decoded.data(), values.data(),
-                                                             values.size() * sizeof(float));
-                                               })},
-                                              {.rounds = 201, .seconds = FLAGS_seconds}));
-    nlohmann::ordered_json line = BenchLine("codec");
-    line["codec"] = name;
-    line["values"] = values.size();
-    const double bits = 8.0 * static_cast<double>(code.size()) / static_cast<double>(values.size());
-    line["bits_per_value"] = Rounded(bits, 4);
-    const char* const names[] = {"encode", "decode", "copy"};
-    for (size_t i = 0; i < timings.size(); ++i) {
-      const std::string field = absl::StrCat(names[i], "_gb_per_second");
-      line[field] = Rounded(gigabytes / timings[i].seconds, 2);
-      line["best_" + field] = Rounded(gigabytes / timings[i].min_seconds, 2);
-    }
-    if (FLAGS_parameters > 0) {
-      const double scale = FLAGS_parameters / static_cast<double>(values.size());
-      Round{.encode_seconds = timings[0].min_seconds * scale,
-            .decode_seconds = timings[1].min_seconds * scale,
-            .bits_per_value = bits}
-          .AddTo(line);
-    }
-    PrintLine(line);
+    CADRE_RETURN_IF_ERROR(Measure(name, codec, values));
   }
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +58,34 @@ bool IsPausing(const Dial& dial) {
 // What a listener may do apart from sending a complete message.
 enum Deviation : uint32_t { kNone, kForeignKey, kNoSignature, kCutShort };
 
+// Accepts the connection of a dial, to be reset instead of closed, so that ports are free again
+// immediately.
+Socket AcceptFrom(const Socket& listener) {
+  AwaitReadable(listener);
+  Socket socket(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  CHECK(!socket.empty());
+  const linger reset{.l_onoff = 1, .l_linger = 0};
+  setsockopt(socket.fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  return socket;
+}
+
+// Sends the greeting. Returns what the dial sends then; nothing if the greeting is foreign to it.
+std::optional<Header> Greet(const Greeting& greeting, const Socket& socket, Dial& dial,
+                            absl::Time now) {
+  CHECK_EQ(SendWhole(socket, BytesOf(greeting)), absl::OkStatus());
+  std::string received;
+  while (!IsPausing(dial) && !ReadUntil(socket, sizeof(Header), &received).value()) {
+    CHECK_EQ(AdvanceOnce(dial, now), absl::OkStatus());
+    if (IsPausing(dial)) break;
+    pollfd readable{.fd = socket.fd(), .events = POLLIN};
+    poll(&readable, 1, 0);
+  }
+  CHECK_EQ(IsPausing(dial), greeting.magic != Greeting::kMagic);
+  if (!IsPausing(dial)) return FromBytes<Header>(received);
+  CHECK(absl::IsUnavailable(dial.last_failure()));
+  return std::nullopt;
+}
+
 }  // namespace
 
 void AnswerTarget(std::span<const uint8_t> bytes) {
@@ -77,35 +106,16 @@ void AnswerTarget(std::span<const uint8_t> bytes) {
   Dial dial(
       "rank 0", [] { return addresses; }, header, kKey);
   CHECK_EQ(dial.Advance(now), absl::OkStatus());
-  AwaitReadable(listener);
-  const Socket socket(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  CHECK(!socket.empty());
-  // Reset instead of closed, so that ports are free again immediately.
-  const linger reset{.l_onoff = 1, .l_linger = 0};
-  setsockopt(socket.fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-
+  const Socket socket = AcceptFrom(listener);
   const Greeting greeting = foreign_greeting ? Overwrite(Greeting(), rest) : Greeting();
-  CHECK_EQ(SendWhole(socket, BytesOf(greeting)), absl::OkStatus());
-  const bool understood = greeting.magic == Greeting::kMagic;
-  std::string received;
-  while (!IsPausing(dial) && !ReadUntil(socket, sizeof(Header), &received).value()) {
-    CHECK_EQ(AdvanceOnce(dial, now), absl::OkStatus());
-    if (IsPausing(dial)) break;
-    pollfd readable{.fd = socket.fd(), .events = POLLIN};
-    poll(&readable, 1, 0);
-  }
-  CHECK_EQ(IsPausing(dial), !understood);
-  if (!understood) {
-    CHECK(absl::IsUnavailable(dial.last_failure()));
-    return;
-  }
-  const Header sent = FromBytes<Header>(received);
-  CHECK(IsSigned(kKey, sent, greeting.challenge));
-  CHECK(sent.generation == header.generation && sent.from == header.from);
+  const std::optional<Header> sent = Greet(greeting, socket, dial, now);
+  if (!sent) return;
+  CHECK(IsSigned(kKey, *sent, greeting.challenge));
+  CHECK(sent->generation == header.generation && sent->from == header.from);
 
   Answer answer = Overwrite(Answer(), rest);
   if (deviation != kNoSignature) {
-    Sign(deviation == kForeignKey ? SecretKey{} : kKey, answer, sent.tag);
+    Sign(deviation == kForeignKey ? SecretKey{} : kKey, answer, sent->tag);
   }
   const absl::string_view message = BytesOf(answer);
   if (deviation == kCutShort) {
@@ -120,7 +130,7 @@ void AnswerTarget(std::span<const uint8_t> bytes) {
     CHECK(IsPausing(dial) && absl::IsUnavailable(dial.last_failure()));
     return;
   }
-  const bool valid = answer.code == Answer::Code::kAccepted && IsSigned(kKey, answer, sent.tag);
+  const bool valid = answer.code == Answer::Code::kAccepted && IsSigned(kKey, answer, sent->tag);
   CHECK_EQ(dial.accepted(), valid);
   CHECK_EQ(status.ok(), valid);
   if (valid) {

@@ -8,6 +8,10 @@ std::string Describe(const v1::RankSlot& place) {
   return absl::StrCat(place.run(), "/", place.group(), "#", place.generation(), ":", place.rank());
 }
 
+std::string Describe(const v1::CommitRecord& commit) {
+  return absl::StrCat("round ", commit.round(), " of ", commit.run());
+}
+
 std::string Describe(const v1::MemberMessage& message) {
   v1::MemberMessage brief = message;
   if (brief.has_hello()) brief.mutable_hello()->clear_protocol();

@@ -46,14 +46,6 @@ void FaultInjector::Schedule(const Fault& fault, const FaultRange& range) {
 }
 
 void FaultInjector::Inject(const Fault& fault, const std::string& host) {
-  const absl::Time until = world_.timeline.now() + fault.length;
-  // An equal fault may already be present for longer.
-  const auto extend = [until](absl::Time& time) { time = std::max(time, until); };
-  const auto at = [&]() -> HostConditions& { return world_.hosts[host]; };
-  const auto condition = [&](const char* counter, absl::Time& time) {
-    world_.Count(counter);
-    extend(time);
-  };
   switch (fault.kind) {
     case FaultKind::kCrashCoordinator:
       return coordinators_.Crash(fault.length);
@@ -83,42 +75,57 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
       return aggregators_[fault.subject]->DamageFile();
     case FaultKind::kSwapDisks:
       return SwapDisks(fault);
-    case FaultKind::kIsolate:
-      condition("isolations", at().cut_bulk);
-      [[fallthrough]];
-    case FaultKind::kCut:
-      extend(at().cut_up);
-      condition("cuts", at().cut_down);
-      return network_.OnCut(host);
-    case FaultKind::kCutUp:
-      condition("one_way_cuts", at().cut_up);
-      return network_.OnCut(host);
-    case FaultKind::kCutDown:
-      condition("one_way_cuts", at().cut_down);
-      return network_.OnCut(host);
-    case FaultKind::kCongest:
-      return condition("congestions", at().congested);
-    case FaultKind::kStop:
-      return condition("stops", at().process.until);
-    case FaultKind::kHang:
-      return condition("hangs", at().training.until);
-    case FaultKind::kBadData:
-      at().cause = v1::FAILURE_CAUSE_DATA;
-      return condition("bad_hosts", at().bad);
-    case FaultKind::kSmallMemory:
-      at().cause = v1::FAILURE_CAUSE_MEMORY;
-      return condition("bad_hosts", at().bad);
-    case FaultKind::kSlowPreparation:
-      at().preparation = absl::Seconds(fault.amount);
-      return condition("slow_preparations", at().slow_preparation);
-    case FaultKind::kSlowLink:
-      at().transfer = absl::Seconds(fault.amount);
-      return condition("slow_links", at().slow_link);
-    case FaultKind::kDiverge:
-      at().diverges = true;
-      return world_.Count("divergences");
     case FaultKind::kJumpClock:
       return JumpClock(fault);
+    default:
+      return ChangeConditions(fault, host);
+  }
+}
+
+void FaultInjector::ChangeConditions(const Fault& fault, const std::string& host) {
+  const absl::Time until = world_.timeline.now() + fault.length;
+  // An equal fault may already be present for longer.
+  const auto extend = [until](absl::Time& time) { time = std::max(time, until); };
+  HostConditions& at = world_.hosts[host];
+  const auto condition = [&](const char* counter, absl::Time& time) {
+    world_.Count(counter);
+    extend(time);
+  };
+  switch (fault.kind) {
+    case FaultKind::kIsolate:
+      condition("isolations", at.cut_bulk);
+      [[fallthrough]];
+    case FaultKind::kCut:
+      extend(at.cut_up);
+      condition("cuts", at.cut_down);
+      return network_.OnCut(host);
+    case FaultKind::kCutUp:
+      condition("one_way_cuts", at.cut_up);
+      return network_.OnCut(host);
+    case FaultKind::kCutDown:
+      condition("one_way_cuts", at.cut_down);
+      return network_.OnCut(host);
+    case FaultKind::kCongest:
+      return condition("congestions", at.congested);
+    case FaultKind::kStop:
+      return condition("stops", at.process.until);
+    case FaultKind::kHang:
+      return condition("hangs", at.training.until);
+    case FaultKind::kBadData:
+      at.cause = v1::FAILURE_CAUSE_DATA;
+      return condition("bad_hosts", at.bad);
+    case FaultKind::kSmallMemory:
+      at.cause = v1::FAILURE_CAUSE_MEMORY;
+      return condition("bad_hosts", at.bad);
+    case FaultKind::kSlowPreparation:
+      at.preparation = absl::Seconds(fault.amount);
+      return condition("slow_preparations", at.slow_preparation);
+    case FaultKind::kSlowLink:
+      at.transfer = absl::Seconds(fault.amount);
+      return condition("slow_links", at.slow_link);
+    case FaultKind::kDiverge:
+      at.diverges = true;
+      return world_.Count("divergences");
     default:
       return;
   }

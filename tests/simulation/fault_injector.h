@@ -34,6 +34,8 @@ class FaultInjector {
 
  private:
   void Inject(const Fault& fault, const std::string& host);
+  // Changes the conditions of a host for some time.
+  void ChangeConditions(const Fault& fault, const std::string& host);
   void EndWorker(const Fault& fault);
   void EndAggregator(const Fault& fault);
   void SwapDisks(const Fault& fault);

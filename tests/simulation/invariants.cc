@@ -47,12 +47,6 @@ bool SameParticipants(const google::protobuf::RepeatedPtrField<v1::Participant>&
                     });
 }
 
-std::string Name(const v1::CommitRecord& commit) {
-  return absl::StrCat("round ", commit.round(), " of ", commit.run());
-}
-
-std::vector<Interval> Whole(const Values& values) { return {{0, std::ssize(values)}}; }
-
 uint32_t NewestGeneration(const Invariants::Store& store) {
   return Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord()).generation();
 }
@@ -331,7 +325,7 @@ bool Invariants::IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& com
   if (!commit.participants().empty() &&
       !SameParticipants(first->second.participants(), commit.participants())) {
     const bool lost = !written_.contains(version) || HasLostDisk(run);
-    if (!lost) world_.Violate(Name(commit), " is rebuilt with other participants");
+    if (!lost) world_.Violate(Describe(commit), " is rebuilt with other participants");
     return !lost;
   }
   if (commit.committed()) committed_.emplace(version, commit.participants_size());
@@ -341,7 +335,7 @@ bool Invariants::IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& com
 void Invariants::CheckNewCommit(const View& view, const Store& before, const Store& after,
                                 const v1::CommitRecord& commit) {
   if (!after.contains(RunKey(commit.run()))) {
-    world_.Violate(Name(commit), " has no run");
+    world_.Violate(Describe(commit), " has no run");
     return;
   }
   const v1::RunRecord run = RunIn(after, RunKey(commit.run()));
@@ -358,13 +352,13 @@ void Invariants::CheckNewCommit(const View& view, const Store& before, const Sto
   const bool closed =
       versions_[commit.run()].contains(commit.round()) && !restored_.contains(commit.run());
   if (!base || !base->committed() || closed) {
-    world_.Violate(Name(commit), " is closed out of order or twice");
+    world_.Violate(Describe(commit), " is closed out of order or twice");
     return;
   }
-  if (commit.participants().empty()) world_.Violate(Name(commit), " has no participants");
+  if (commit.participants().empty()) world_.Violate(Describe(commit), " has no participants");
   for (int i = 0; i < commit.participants_size(); ++i) {
     if (i > 0 && commit.participants(i).group() <= commit.participants(i - 1).group()) {
-      world_.Violate(Name(commit), " is not in group order");
+      world_.Violate(Describe(commit), " is not in group order");
     }
     CheckParticipant(view, run, commit, commit.participants(i));
   }
@@ -396,12 +390,12 @@ void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
   const auto current = view.current.find(slot);
   if (it == generations_.end() || it->second.group != slot || !it->second.started ||
       current == view.current.end() || current->second != in.generation()) {
-    world_.Violate(Name(commit), " includes generation ", in.generation(), " of group ", in.group(),
-                   ", which is not live");
+    world_.Violate(Describe(commit), " includes generation ", in.generation(), " of group ",
+                   in.group(), ", which is not live");
     return;
   }
   if (it->second.members.size() != in.ranks()) {
-    world_.Violate(Name(commit), " has wrong ranks for group ", in.group());
+    world_.Violate(Describe(commit), " has wrong ranks for group ", in.group());
   }
   const int shards = run.shards_size();
   const std::vector<Interval> exchanged = PositionsOf(run.spec(), commit.fragment());
@@ -440,11 +434,11 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
                                     const v1::CommitRecord& commit) {
   // A record that was rebuilt from some reports is rebuilt when others arrive.
   if (before.committed() && !restored_.contains(commit.run())) {
-    world_.Violate(Name(commit), " was committed and is changed");
+    world_.Violate(Describe(commit), " was committed and is changed");
   }
   if (!SameParticipants(before.participants(), commit.participants()) ||
       before.step() != commit.step() || before.samples() != commit.samples()) {
-    world_.Violate(Name(commit), " was closed and has changed");
+    world_.Violate(Describe(commit), " was closed and has changed");
   }
   // A record that was rebuilt from reports has only the digests, and not those of all shards.
   std::map<uint32_t, uint64_t> digests;
@@ -458,40 +452,13 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
     const bool changed =
         was != digests.end() && (!shard.applied() || was->second != shard.digest());
     if (changed && !NeedsVersions(specs_[commit.run()])) {
-      world_.Violate(Name(commit), " has changed the digest of shard ", shard.shard());
+      world_.Violate(Describe(commit), " has changed the digest of shard ", shard.shard());
     }
   }
   if (commit.committed() && commit.round() > 0) {
     committed_[{commit.run(), commit.round()}] = commit.participants_size();
     earlier_failures_[commit.run()] = std::exchange(failures_[commit.run()], {});
     world_.Count("commits");
-  }
-}
-
-void Invariants::CheckDigests(const v1::CommitRecord& commit) {
-  const auto run = versions_.find(commit.run());
-  if (run == versions_.end() || run->second.count(commit.round()) == 0) return;
-  const Values& values = run->second[commit.round()];
-  const uint32_t shards = shards_[commit.run()];
-  for (const v1::ShardDigest& shard : commit.digests()) {
-    if (!shard.applied()) {
-      if (commit.committed())
-        world_.Violate(Name(commit), " is committed, but not applied by every shard");
-      continue;
-    }
-    const uint64_t expected =
-        DigestOf(values, {SpanOfShard(specs_[commit.run()], shard.shard(), shards)});
-    if (shard.digest() != expected) {
-      world_.Violate(Name(commit), ": shard ", shard.shard(), " has digest ",
-                     DigestHex(shard.digest()), ", but its participants give ",
-                     DigestHex(expected));
-    }
-  }
-  // Not known for a rebuilt record if a shard has the next version already.
-  if (commit.digest() == 0 && restored_.contains(commit.run())) return;
-  if (commit.committed() && commit.digest() != DigestOf(values, Whole(values))) {
-    world_.Violate(Name(commit), " has digest ", DigestHex(commit.digest()),
-                   ", but its participants give ", DigestHex(DigestOf(values, Whole(values))));
   }
 }
 
@@ -545,33 +512,6 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
       world_.Violate("Start ", Describe(place), " differs from the store");
     }
   }
-}
-
-// ---- Aggregators
-
-void Invariants::OnContributionsRemoved(const std::string& aggregator,
-                                        const std::function<bool(const ContributionKey&)>& holds,
-                                        const std::function<bool(const ContributionKey&)>& may_be) {
-  std::erase_if(kept_, [&](const auto& kept) {
-    if (kept.second != aggregator || holds(kept.first)) return false;
-    // An older record does not contain the generations that were formed since.
-    const bool forgotten = restored_.contains(kept.first.run) && IsForgotten(kept.first.generation);
-    if (!forgotten && !may_be(kept.first)) {
-      world_.Violate(aggregator, " has lost ", kept.first.ToString(),
-                     ", which it had acknowledged and not applied");
-    }
-    return true;
-  });
-}
-
-bool Invariants::HasLostDisk(const v1::RunRecord& run) const {
-  return std::any_of(run.shards().begin(), run.shards().end(),
-                     [this](const std::string& shard) { return HasLostDisk(shard); });
-}
-
-void Invariants::OnDiskLost(const std::string& aggregator) {
-  lost_disks_.insert(aggregator);
-  std::erase_if(kept_, [&](const auto& kept) { return kept.second == aggregator; });
 }
 
 // ---- Workers

@@ -33,6 +33,8 @@ void Scatter(const std::vector<Interval>& positions, const Values& values, Value
   }
 }
 
+std::vector<Interval> Whole(const Values& values) { return {{0, std::ssize(values)}}; }
+
 }  // namespace
 
 // Also sets the states of the version (server/round_mean.cc has the formulas of coded rounds).
@@ -96,6 +98,33 @@ Values Invariants::MeanOf(const v1::RunRecord& run, const v1::CommitRecord& comm
     next[i] = published;
   }
   return next;
+}
+
+void Invariants::CheckDigests(const v1::CommitRecord& commit) {
+  const auto run = versions_.find(commit.run());
+  if (run == versions_.end() || run->second.count(commit.round()) == 0) return;
+  const Values& values = run->second[commit.round()];
+  const uint32_t shards = shards_[commit.run()];
+  for (const v1::ShardDigest& shard : commit.digests()) {
+    if (!shard.applied()) {
+      if (commit.committed())
+        world_.Violate(Describe(commit), " is committed, but not applied by every shard");
+      continue;
+    }
+    const uint64_t expected =
+        DigestOf(values, {SpanOfShard(specs_[commit.run()], shard.shard(), shards)});
+    if (shard.digest() != expected) {
+      world_.Violate(Describe(commit), ": shard ", shard.shard(), " has digest ",
+                     DigestHex(shard.digest()), ", but its participants give ",
+                     DigestHex(expected));
+    }
+  }
+  // Not known for a rebuilt record if a shard has the next version already.
+  if (commit.digest() == 0 && restored_.contains(commit.run())) return;
+  if (commit.committed() && commit.digest() != DigestOf(values, Whole(values))) {
+    world_.Violate(Describe(commit), " has digest ", DigestHex(commit.digest()),
+                   ", but its participants give ", DigestHex(DigestOf(values, Whole(values))));
+  }
 }
 
 bool Invariants::IsMade(const std::pair<std::string, uint32_t>& version) const {
@@ -215,6 +244,33 @@ void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Value
   if (DigestOf(values, owned) != DigestOf(expected, owned)) {
     world_.Violate(Describe(place), " holds other values than those of version ", version);
   }
+}
+
+// ---- Contributions that aggregators hold
+
+void Invariants::OnContributionsRemoved(const std::string& aggregator,
+                                        const std::function<bool(const ContributionKey&)>& holds,
+                                        const std::function<bool(const ContributionKey&)>& may_be) {
+  std::erase_if(kept_, [&](const auto& kept) {
+    if (kept.second != aggregator || holds(kept.first)) return false;
+    // An older record does not contain the generations that were formed since.
+    const bool forgotten = restored_.contains(kept.first.run) && IsForgotten(kept.first.generation);
+    if (!forgotten && !may_be(kept.first)) {
+      world_.Violate(aggregator, " has lost ", kept.first.ToString(),
+                     ", which it had acknowledged and not applied");
+    }
+    return true;
+  });
+}
+
+bool Invariants::HasLostDisk(const v1::RunRecord& run) const {
+  return std::any_of(run.shards().begin(), run.shards().end(),
+                     [this](const std::string& shard) { return HasLostDisk(shard); });
+}
+
+void Invariants::OnDiskLost(const std::string& aggregator) {
+  lost_disks_.insert(aggregator);
+  std::erase_if(kept_, [&](const auto& kept) { return kept.second == aggregator; });
 }
 
 }  // namespace cadre::simulation

@@ -350,9 +350,8 @@ def loss(shape, smoothing):
     return model, {"x0": x, "labels": labels, "y": y.reshape(1), "dx0": x.grad}
 
 
-def cases():
-    """Name, spec and tensors of each."""
-    made = {
+def image_cases():
+    return {
         "convolution": convolution(2, 7, 6, 3, 5, (3, 3), padding=(1, 1)),
         "convolution/stride": convolution(2, 11, 10, 3, 4, (5, 5), stride=4),
         "convolution/stride_with_padding": convolution(2, 9, 8, 4, 6, (3, 3), 2, (1, 1)),
@@ -372,6 +371,11 @@ def cases():
         "average_pool/with_padding": average_pool(3, 2, 1, True),
         "average_pool/dense": average_pool(3, 1, 1, False),
         "global_average_pool": global_average_pool(),
+    }
+
+
+def other_cases():
+    return {
         "fully_connected": fully_connected(True),
         "fully_connected/no_bias": fully_connected(False),
         "fully_connected/tokens": fully_connected_of_tokens(),
@@ -418,5 +422,9 @@ def cases():
         "bias/per_token": bias(True),
         "bias/features": bias_of_features(),
     }
-    for name, (model, results) in made.items():
+
+
+def cases():
+    """Name, spec and tensors of each."""
+    for name, (model, results) in (image_cases() | other_cases()).items():
         yield f"op/{name}", model, results
