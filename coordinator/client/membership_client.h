@@ -1,4 +1,5 @@
-// A member's side of the Membership.Join stream, used by workers and aggregators.
+// A member's side of the Membership.Join stream, used by workers and aggregators: the threads and
+// the gRPC stream of coordinator/client/membership_stream, which decides.
 //
 // The client joins, keeps the lease alive with heartbeats, and joins again with backoff whenever
 // the stream breaks. It stores no messages across streams: a message passed to Send may be lost
@@ -41,9 +42,9 @@
 #include <grpcpp/support/sync_stream.h>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -57,6 +58,7 @@
 #include "base/counters.h"
 #include "base/rpc/credentials.h"
 #include "base/steady_cond_var.h"
+#include "coordinator/client/membership_stream.h"
 #include "proto/cadre/v1/membership.grpc.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 
@@ -132,7 +134,7 @@ class MembershipClient {
 
   // Whether the first join has succeeded or was refused.
   bool JoinIsDecided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return ever_welcomed_ || !refused_.ok();
+    return state_.ever_welcomed() || !refused_.ok();
   }
 
   // The reading thread: joins again and again until stopped.
@@ -150,6 +152,9 @@ class MembershipClient {
   // The writing thread: queued messages, heartbeats, the time limit of the handshake.
   void Write() ABSL_LOCKS_EXCLUDED(mutex_);
   bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool may_write() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stream_ != nullptr && state_.welcomed() && !half_closed_;
+  }
   void WriteOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::MemberMessage NextHeartbeat() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -161,6 +166,7 @@ class MembershipClient {
   uint64_t recorded_epoch_ = options_.epoch;
 
   mutable absl::Mutex mutex_;
+  MembershipStream state_ ABSL_GUARDED_BY(mutex_);
   // Signaled when any of the fields below changes that a thread waits for.
   SteadyCondVar changed_;
   // The open stream, or null. Replaced only by the reading thread, and only while the writing
@@ -168,25 +174,19 @@ class MembershipClient {
   std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
   // Makes the writing thread recompute its deadline.
   bool deadlines_moved_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time handshake_until_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
-  absl::Duration heartbeat_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
-  absl::Time heartbeat_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
-  std::deque<v1::MemberMessage> queue_ ABSL_GUARDED_BY(mutex_);
-  std::string member_id_ ABSL_GUARDED_BY(mutex_);
-  // The highest epoch received or recorded, and the number of messages with a lower one.
-  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = options_.epoch;
-  uint64_t stale_epochs_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool ever_welcomed_ ABSL_GUARDED_BY(mutex_) = false;
+  // The wait before the next stream.
+  absl::Duration wait_ ABSL_GUARDED_BY(mutex_);
   // Why the coordinator refused the first join, or this member permanently.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   absl::Status last_error_ ABSL_GUARDED_BY(mutex_);
   // Why the last stream has ended, also one with Welcome.
   std::string last_end_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // The last message, after the queued ones.
+  std::optional<v1::MemberMessage> goodbye_ ABSL_GUARDED_BY(mutex_);
   bool reader_done_ ABSL_GUARDED_BY(mutex_) = false;
 
   std::thread reader_;

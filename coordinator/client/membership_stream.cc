@@ -1,0 +1,104 @@
+#include "coordinator/client/membership_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/protocol.h"
+
+namespace cadre {
+namespace {
+
+// Time limit from connecting to Welcome.
+constexpr absl::Duration kHandshake = absl::Seconds(10);
+// Members wait for a restarted coordinator, and so do their runs.
+constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
+constexpr absl::Duration kMaxRetry = absl::Milliseconds(400);
+
+}  // namespace
+
+MembershipStream::MembershipStream(uint64_t seed, uint64_t epoch, size_t max_queued)
+    : max_queued_(max_queued), backoff_(kFirstRetry, kMaxRetry, seed), epoch_(epoch) {}
+
+void MembershipStream::Open(absl::Time now) { handshake_until_ = now + kHandshake; }
+
+v1::MemberMessage MembershipStream::First(v1::Hello hello) const {
+  v1::MemberMessage message;
+  *message.mutable_hello() = std::move(hello);
+  message.mutable_hello()->set_protocol(kProtocol);
+  message.mutable_hello()->set_member_id(member_id_);
+  return message;
+}
+
+bool MembershipStream::AcceptEpoch(uint64_t epoch) {
+  if (epoch < epoch_) {
+    ++stale_epochs_;
+    return false;
+  }
+  epoch_ = epoch;
+  return true;
+}
+
+void MembershipStream::Welcome(const v1::Welcome& welcome, absl::Time now) {
+  member_id_ = welcome.member_id();
+  heartbeat_ = absl::Milliseconds(std::max(1u, welcome.heartbeat_ms()));
+  heartbeat_at_ = now + heartbeat_;
+  handshake_until_ = absl::InfiniteFuture();
+  welcomed_ = ever_welcomed_ = true;
+}
+
+// A refusal of the first join is final. A later one ends the stream, and the member joins again,
+// unless the coordinator would refuse it again.
+bool MembershipStream::Refuse(const v1::Refused& refused) {
+  if (refused.refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
+    member_id_.clear();
+    return false;
+  }
+  const bool final =
+      refused.refusal() == v1::REFUSAL_PROTOCOL || refused.refusal() == v1::REFUSAL_WRONG_IDENTITY;
+  if (ever_welcomed_ && !final) return false;
+  refused_ = true;
+  return true;
+}
+
+bool MembershipStream::Queue(v1::MemberMessage message) {
+  if (!welcomed_ || full()) return false;
+  queue_.push_back(std::move(message));
+  return true;
+}
+
+absl::Time MembershipStream::deadline() const { return std::min(handshake_until_, heartbeat_at_); }
+
+bool MembershipStream::TakeHandshakeTimeout(absl::Time now) {
+  if (now < handshake_until_) return false;
+  handshake_until_ = absl::InfiniteFuture();
+  return true;
+}
+
+bool MembershipStream::TakeHeartbeat(absl::Time now) {
+  if (now < heartbeat_at_) return false;
+  heartbeat_at_ = now + heartbeat_;
+  return true;
+}
+
+std::optional<v1::MemberMessage> MembershipStream::TakeMessage() {
+  if (queue_.empty()) return std::nullopt;
+  v1::MemberMessage message = std::move(queue_.front());
+  queue_.pop_front();
+  return message;
+}
+
+v1::MemberMessage MembershipStream::HeartbeatOf(v1::Heartbeat heartbeat) const {
+  v1::MemberMessage message;
+  *message.mutable_heartbeat() = std::move(heartbeat);
+  (*message.mutable_heartbeat()->mutable_counters())["stale_epochs"] = stale_epochs_;
+  return message;
+}
+
+absl::Duration MembershipStream::Close() {
+  if (std::exchange(welcomed_, false)) backoff_.Reset();
+  queue_.clear();
+  handshake_until_ = heartbeat_at_ = absl::InfiniteFuture();
+  return refused_ ? absl::InfiniteDuration() : backoff_.Next();
+}
+
+}  // namespace cadre
