@@ -37,17 +37,18 @@ v1::RankSlot* PlaceOf(v1::MemberMessage& message) {
 
 }  // namespace
 
-Intruder::Intruder(World& world, Network& network, Directory& directory, uint32_t protocol)
+Intruder::Intruder(World& world, Network& network, Directory& directory)
     : world_(world),
       directory_(directory),
       life_(&world.hosts[kHost].process),
-      link_(world, network,
-            MembershipLink::Options{.host = kHost,
-                                    .protocol = protocol,
-                                    .hello = MakeHello,
-                                    .on_message = [](const v1::CoordinatorMessage&) {},
-                                    .on_connection = [](bool) {},
-                                    .heartbeat = [] { return v1::Heartbeat(); }}) {}
+      link_(
+          world, network,
+          MembershipLink::Options{.host = kHost,
+                                  .hello = MakeHello,
+                                  .on_message = [](const v1::CoordinatorMessage&) { return true; },
+                                  .on_connection = [](bool) {},
+                                  .heartbeat = [] { return v1::Heartbeat(); },
+                                  .on_refused = [] {}}) {}
 
 void Intruder::Start() {
   link_.Start();

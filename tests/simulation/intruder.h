@@ -19,7 +19,7 @@ namespace cadre::simulation {
 
 class Intruder {
  public:
-  Intruder(World& world, Network& network, Directory& directory, uint32_t protocol);
+  Intruder(World& world, Network& network, Directory& directory);
 
   void Start();
   // Ends what it sends, but it stays registered.

@@ -1,6 +1,5 @@
-// The member's side of its stream to the coordinator, as in coordinator/client/membership_client.
-// It connects until it receives Welcome, stores the member's id, sends heartbeats and reconnects. A
-// message of a lower epoch than the highest one received ends the stream unread.
+// The member's side of its stream to the coordinator: drives coordinator/client/membership_stream
+// as membership_client does.
 //
 // Thread-compatible.
 #pragma once
@@ -9,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "coordinator/client/membership_stream.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/world.h"
@@ -19,16 +19,15 @@ class MembershipLink {
  public:
   struct Options {
     std::string host;
-    uint32_t protocol = 0;
     std::function<v1::Hello()> hello;
-    // All messages except Welcome.
-    std::function<void(const v1::CoordinatorMessage&)> on_message;
+    // As in MembershipClient::Options.
+    std::function<bool(const v1::CoordinatorMessage&)> on_message;
     std::function<void(bool)> on_connection;
     std::function<v1::Heartbeat()> heartbeat;
-    // The highest epoch that an earlier process recorded, and how a higher one is recorded, if at
-    // all.
+    // The member does not join again: its process ends.
+    std::function<void()> on_refused;
     uint64_t epoch = 0;
-    std::function<void(uint64_t)> record_epoch = nullptr;
+    std::function<bool(uint64_t)> record_epoch = nullptr;
   };
 
   MembershipLink(World& world, Network& network, Options options)
@@ -36,8 +35,8 @@ class MembershipLink {
         network_(network),
         options_(std::move(options)),
         life_(&world.hosts[options_.host].process),
-        stream_life_(&world.hosts[options_.host].process),
-        heartbeat_life_(&world.hosts[options_.host].process) {}
+        timer_life_(&world.hosts[options_.host].process),
+        state_(world.dice.Bits(), options_.epoch, kMaxQueued) {}
   ~MembershipLink() { Stop(/*host_lost=*/false); }
 
   void Start() { Dial(); }
@@ -48,32 +47,36 @@ class MembershipLink {
   // Sends a message, which is lost if there is no stream.
   void Send(const v1::MemberMessage& message);
   void SendGoodbye();
-  bool connected() const { return welcomed_; }
+  bool connected() const { return state_.welcomed(); }
   // The stream, if it is not broken; 0 otherwise.
   ConnectionId intact_stream() const {
-    return welcomed_ && network_.IsIntact(connection_) ? connection_ : 0;
+    return connected() && network_.IsIntact(connection_) ? connection_ : 0;
   }
-  const std::string& member_id() const { return member_id_; }
+  const std::string& member_id() const { return state_.member_id(); }
 
  private:
+  // As in MembershipClient::Options. The network has the messages that are not yet written.
+  static constexpr size_t kMaxQueued = 256;
+
   void Dial();
+  // Ends the stream.
+  void Close();
   void OnMessage(const v1::CoordinatorMessage& message);
-  bool AcceptEpoch(uint64_t epoch);
   void OnClosed();
-  void ScheduleHeartbeat(absl::Duration delay);
+  void ScheduleTimer();
+  void OnTimer();
+  absl::Time Now() const { return world_.timeline.now() + jumps_; }
 
   World& world_;
   Network& network_;
   const Options options_;
-  // Lifetimes of the process and of its current stream.
   Lifetime life_;
-  Lifetime stream_life_;
+  Lifetime timer_life_;
+  MembershipStream state_;
   ConnectionId connection_ = 0;
-  bool welcomed_ = false;
-  std::string member_id_;
-  uint64_t epoch_ = options_.epoch;
-  absl::Duration heartbeat_ = absl::Seconds(2);
-  Lifetime heartbeat_life_;
+  uint64_t recorded_epoch_ = options_.epoch;
+  // By how much the clock that the stream follows has jumped.
+  absl::Duration jumps_;
 };
 
 }  // namespace cadre::simulation

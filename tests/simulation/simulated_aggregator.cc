@@ -53,12 +53,11 @@ absl::Status SimulatedAggregator::Disk::RemoveFile(const std::string& path) {
 }
 
 SimulatedAggregator::SimulatedAggregator(World& world, Network& network, Invariants& invariants,
-                                         std::string name, uint32_t protocol)
+                                         std::string name)
     : world_(world),
       network_(network),
       invariants_(invariants),
       name_(std::move(name)),
-      protocol_(protocol),
       life_(&world.hosts[name_].process),
       wake_(&world.hosts[name_].process) {}
 
@@ -85,13 +84,13 @@ void SimulatedAggregator::Start(bool move) {
       world_, network_,
       MembershipLink::Options{
           .host = name_,
-          .protocol = protocol_,
           .hello = [this] { return MakeHello(); },
-          .on_message = [this](const v1::CoordinatorMessage& m) { OnMessage(m); },
+          .on_message = [this](const v1::CoordinatorMessage& m) { return OnMessage(m); },
           .on_connection = [](bool) {},
           .heartbeat = [this] { return MakeHeartbeat(); },
+          .on_refused = [this] { EndSoon("the coordinator refuses it"); },
           .epoch = host_->epoch(),
-          .record_epoch = [this](uint64_t epoch) { RecordEpoch(epoch); }});
+          .record_epoch = [this](uint64_t epoch) { return RecordEpoch(epoch); }});
   link_->Start();
 }
 
@@ -142,12 +141,16 @@ v1::Hello SimulatedAggregator::MakeHello() const {
 // As in server/aggregator.cc, the process ends if its files were removed or damaged.
 v1::Heartbeat SimulatedAggregator::MakeHeartbeat() {
   if (const absl::Status files = host_->CheckFiles(); !files.ok()) {
-    world_.timeline.After(absl::ZeroDuration(), life_, [this, files] {
-      world_.Log(name_, "    ends: ", files.message());
-      Restart(absl::Seconds(1), /*host_lost=*/false);
-    });
+    EndSoon(std::string(files.message()));
   }
   return v1::Heartbeat();
+}
+
+void SimulatedAggregator::EndSoon(const std::string& reason) {
+  world_.timeline.After(absl::ZeroDuration(), life_, [this, reason] {
+    world_.Log(name_, "    ends: ", reason);
+    Restart(absl::Seconds(1), /*host_lost=*/false);
+  });
 }
 
 // ---- The disk
@@ -272,16 +275,17 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
 
 // ---- Orders
 
-void SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
-  if (!IsOrder(message)) return;
-  orders_->Add(message);
+bool SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
+  if (!IsOrder(message)) return true;
+  const bool added = orders_->Add(message);
   Wake();
+  return added;
 }
 
-void SimulatedAggregator::RecordEpoch(uint64_t epoch) {
+bool SimulatedAggregator::RecordEpoch(uint64_t epoch) {
   orders_->Begin(epoch);
   failed_applies_.clear();
-  host_->SaveEpoch(epoch).IgnoreError();
+  return host_->SaveEpoch(epoch).ok();
 }
 
 void SimulatedAggregator::Wake() {

@@ -32,8 +32,7 @@ namespace cadre::simulation {
 
 class SimulatedAggregator {
  public:
-  SimulatedAggregator(World& world, Network& network, Invariants& invariants, std::string name,
-                      uint32_t protocol);
+  SimulatedAggregator(World& world, Network& network, Invariants& invariants, std::string name);
 
   // Starts a process, at a new address if `move`.
   void Start(bool move);
@@ -93,10 +92,12 @@ class SimulatedAggregator {
   v1::Heartbeat MakeHeartbeat();
   // Ends the process and starts it again after `time`.
   void Restart(absl::Duration time, bool host_lost);
+  // The process ends by itself, and is started again.
+  void EndSoon(const std::string& reason);
   // A coordinator of a higher epoch has sent its first message.
-  void RecordEpoch(uint64_t epoch);
+  bool RecordEpoch(uint64_t epoch);
   // Adds an order.
-  void OnMessage(const v1::CoordinatorMessage& message);
+  bool OnMessage(const v1::CoordinatorMessage& message);
   // Schedules the next order.
   void Wake();
   void ExecuteNext();
@@ -112,7 +113,6 @@ class SimulatedAggregator {
   Network& network_;
   Invariants& invariants_;
   const std::string name_;
-  const uint32_t protocol_;
   Disk disk_;
   std::set<std::string> damaged_;
   Counters counters_;

@@ -21,7 +21,6 @@ void SimulatedWorker::Start() {
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
       MembershipLink::Options{.host = name_,
-                              .protocol = protocol_,
                               .hello = [this] { return MakeHello(); },
                               .on_message =
                                   [this](const v1::CoordinatorMessage& m) {
@@ -31,6 +30,7 @@ void SimulatedWorker::Start() {
                                     }
                                     if (m.has_drain()) OnDrain(m.drain());
                                     Do(machine_->Receive(m));
+                                    return true;
                                   },
                               .on_connection =
                                   [this](bool connected) {
@@ -38,7 +38,8 @@ void SimulatedWorker::Start() {
                                       Do(machine_->Connected());
                                     }
                                   },
-                              .heartbeat = [this] { return MakeHeartbeat(); }});
+                              .heartbeat = [this] { return MakeHeartbeat(); },
+                              .on_refused = [this] { LeaveWithin(absl::ZeroDuration()); }});
   link_->Start();
 }
 

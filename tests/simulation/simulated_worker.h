@@ -19,15 +19,13 @@ namespace cadre::simulation {
 class SimulatedWorker {
  public:
   SimulatedWorker(World& world, Network& network, Fabrics& fabrics, Directory& directory,
-                  Invariants& invariants, std::string name, uint32_t protocol,
-                  absl::Duration step_time)
+                  Invariants& invariants, std::string name, absl::Duration step_time)
       : world_(world),
         network_(network),
         fabrics_(fabrics),
         directory_(directory),
         invariants_(invariants),
         name_(std::move(name)),
-        protocol_(protocol),
         step_time_(step_time),
         life_(&world.hosts[name_].process),
         training_life_(&world.hosts[name_].training) {}
@@ -72,7 +70,6 @@ class SimulatedWorker {
   Directory& directory_;
   Invariants& invariants_;
   const std::string name_;
-  const uint32_t protocol_;
   const absl::Duration step_time_;
 
   // State of the process.

@@ -77,6 +77,7 @@ constexpr MinCount kMinCounts[] = {
     {"isolations", 500},
     {"joiners_awaited", 500},
     {"leases_lost", 100},
+    {"members_refused", 50},
     {"messages_forged", 10'000},
     {"one_way_cuts", 500},
     {"steps_during_exchanges", 500},

@@ -119,8 +119,8 @@ void Simulator::MakeMembers() {
   world_.faults.delay = dice.Between(absl::Milliseconds(2), absl::Milliseconds(300));
   const uint64_t aggregators = dice.Between(1, 3);
   for (uint64_t i = 0; i < aggregators; ++i) {
-    aggregators_.push_back(std::make_unique<SimulatedAggregator>(world_, network_, invariants_,
-                                                                 absl::StrCat("a", i), kProtocol));
+    aggregators_.push_back(
+        std::make_unique<SimulatedAggregator>(world_, network_, invariants_, absl::StrCat("a", i)));
   }
   const uint64_t workers = dice.Between(2, 9);
   max_ranks_ = std::min<uint64_t>(workers, 3);
@@ -131,8 +131,7 @@ void Simulator::MakeMembers() {
                                     ? dice.Between(absl::Milliseconds(500), absl::Seconds(1))
                                     : dice.Between(absl::Milliseconds(50), absl::Milliseconds(300));
     workers_.push_back(std::make_unique<SimulatedWorker>(world_, network_, fabrics_, aggregators_,
-                                                         invariants_, absl::StrCat("w", i),
-                                                         kProtocol, step));
+                                                         invariants_, absl::StrCat("w", i), step));
   }
   for (auto& member : aggregators_) {
     world_.timeline.After(dice.Between(absl::ZeroDuration(), absl::Seconds(5)),
@@ -143,7 +142,7 @@ void Simulator::MakeMembers() {
                           [m = member.get()] { m->Start(); });
   }
   if (!dice.Chance(0.3)) return;
-  intruder_.emplace(world_, network_, aggregators_, kProtocol);
+  intruder_.emplace(world_, network_, aggregators_);
   network_.set_listener([this](const v1::MemberMessage& message) { intruder_->Record(message); });
   world_.timeline.After(absl::Seconds(10), [this] { intruder_->Start(); });
 }
