@@ -50,18 +50,18 @@ Transfer SimulatedShardClient::MakeTransfer(Transfer::Direction direction, uint6
   return Transfer(direction, elements, kChunkElements, options, world_.timeline.now());
 }
 
-absl::Status SimulatedShardClient::Run(Transfer& transfer, const std::stop_token& stop,
-                                       const Execute& execute) {
-  const std::stop_callback wake(stop, [this] { threads_.Wake(); });
+absl::Status SimulatedShardClient::Run(Call& call, const Execute& execute) {
+  Transfer& transfer = call.transfer;
+  const std::stop_callback wake(call.stop, [this] { threads_.Wake(); });
   Transfer::Event event = Transfer::Ready{};
   while (true) {
-    if (Stopped(stop)) return absl::CancelledError("the call was cancelled");
+    if (Stopped(call.stop)) return absl::CancelledError("the call was cancelled");
     const absl::Time silent_at = transfer.silent_at();
     const Transfer::Action action = transfer.Handle(event, world_.timeline.now());
     if (transfer.silent_at() != silent_at && options_.on_progress) options_.on_progress();
     if (const auto* end = std::get_if<Transfer::End>(&action)) return end->status;
     if (const auto* wait = std::get_if<Transfer::Wait>(&action)) {
-      threads_.Await([&] { return Stopped(stop); }, world_.timeline.now() + wait->time);
+      threads_.Await([&] { return Stopped(call.stop); }, world_.timeline.now() + wait->time);
       event = Transfer::Ready{};
     } else {
       event = execute(action);
@@ -69,28 +69,35 @@ absl::Status SimulatedShardClient::Run(Transfer& transfer, const std::stop_token
   }
 }
 
-Transfer::Event SimulatedShardClient::Send(const std::shared_ptr<Attempt>& attempt,
+Transfer::Event SimulatedShardClient::Send(const Call& call,
+                                           const std::shared_ptr<Attempt>& attempt,
                                            std::function<Transfer::Event()> execute) {
   // Copies of what is used, because the message may arrive after the end of the client.
   const auto reached = [at = attempt->at, process = attempt->process, host = host_, bulk = bulk_] {
     return at->up() && at->process() == process && bulk.network.Reaches(host, at->name());
   };
+  // The message may still be executed while or after the call is repeated.
+  const auto break_off = [&](const std::function<absl::Duration()>& delay) {
+    if (world_.dice.Chance(0.5)) {
+      world_.timeline.After(delay(), [reached, execute] {
+        if (reached()) execute();
+      });
+    }
+    return Broken();
+  };
   if (threads_.killed()) return Broken();
   if (world_.dice.Chance(world_.faults.break_call)) {
     world_.Count("calls_broken");
-    // The message may still be executed while or after the call is repeated.
-    if (world_.dice.Chance(0.5)) {
-      world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)),
-                            [reached, execute] {
-                              if (reached()) execute();
-                            });
-    }
-    return Broken();
+    return break_off([&] { return world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)); });
   }
   const absl::Time arrival =
       world_.timeline.now() + bulk_.network.TransferTime(host_, attempt->at->name());
-  threads_.Await([this] { return cancelled_; }, arrival);
-  if (cancelled_ || threads_.killed() || !reached()) return Broken();
+  threads_.Await([&] { return Stopped(call.stop); }, std::min(arrival, call.transfer.silent_at()));
+  if (Stopped(call.stop) || !reached()) return Broken();
+  if (world_.timeline.now() < arrival) {
+    world_.Count("calls_silent");
+    return break_off([&] { return arrival - world_.timeline.now(); });
+  }
   return execute();
 }
 
@@ -106,13 +113,13 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
   Sign(options_.key, "nonce", filled);
   const auto values = std::make_shared<Values>(elements);
   if (elements > 0) std::memcpy(values->data(), bytes.data(), bytes.size());
-  Transfer transfer = MakeTransfer(Transfer::Direction::kStage, elements);
+  Call call{MakeTransfer(Transfer::Direction::kStage, elements), std::move(stop)};
   std::shared_ptr<Attempt> attempt;
-  return Run(transfer, stop, [&](const Transfer::Action& action) -> Transfer::Event {
+  return Run(call, [&](const Transfer::Action& action) -> Transfer::Event {
     if (std::holds_alternative<Transfer::Open>(action)) {
       attempt = Connect();
       if (attempt == nullptr) return Broken();
-      return Send(attempt, [attempt, filled]() -> Transfer::Event {
+      return Send(call, attempt, [attempt, filled]() -> Transfer::Event {
         absl::StatusOr<Staging> staging = attempt->at->Stage(filled);
         if (!staging.ok()) return Transfer::Ended{staging.status()};
         attempt->staging = *std::move(staging);
@@ -121,14 +128,14 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
     }
     if (const auto* send = std::get_if<Transfer::Send>(&action)) {
       traffic->payload_sent += kElement * (send->end - send->begin);
-      return Send(attempt, [attempt, values, chunk = *send]() -> Transfer::Event {
+      return Send(call, attempt, [attempt, values, chunk = *send]() -> Transfer::Event {
         const auto part = std::span(*values).subspan(chunk.begin, chunk.end - chunk.begin);
         const absl::Status put = attempt->at->Put(attempt->staging, chunk.index, part).status();
         if (!put.ok()) return Transfer::Ended{put};
         return Transfer::Sent{};
       });
     }
-    return Send(attempt, [attempt, values, filled, bulk = bulk_]() -> Transfer::Event {
+    return Send(call, attempt, [attempt, values, filled, bulk = bulk_]() -> Transfer::Event {
       const absl::Status status = attempt->at->Finish(attempt->staging);
       if (status.ok()) bulk.invariants.OnStaged(attempt->at->name(), filled, *values);
       // The acknowledgement is a separate message, which may be lost.
@@ -141,11 +148,12 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
 
 // Replies carry one chunk each.
 absl::Status SimulatedShardClient::RunPull(
-    Transfer& transfer, const v1::PullRequest& request, const std::stop_token& stop,
+    Call& call, const v1::PullRequest& request,
     const std::function<std::span<std::byte>(const VersionPull& pull)>& opened) {
   std::shared_ptr<Attempt> attempt;
   std::span<std::byte> out;
-  return Run(transfer, stop, [&](const Transfer::Action& action) -> Transfer::Event {
+  const Transfer& transfer = call.transfer;
+  return Run(call, [&](const Transfer::Action& action) -> Transfer::Event {
     if (std::holds_alternative<Transfer::Open>(action)) {
       attempt = Connect();
       if (attempt == nullptr) return Broken();
@@ -157,7 +165,7 @@ absl::Status SimulatedShardClient::RunPull(
         *filled.mutable_ranges() = SkipElements(request.ranges(), transfer.done());
       }
       Sign(options_.key, "nonce", filled);
-      Transfer::Event event = Send(attempt, [attempt, filled]() -> Transfer::Event {
+      Transfer::Event event = Send(call, attempt, [attempt, filled]() -> Transfer::Event {
         auto pull = attempt->at->Pull(filled);
         if (!pull.ok()) return Transfer::Ended{pull.status()};
         attempt->pull = *std::move(pull);
@@ -167,7 +175,7 @@ absl::Status SimulatedShardClient::RunPull(
       if (std::holds_alternative<Transfer::Opened>(event)) out = opened(*attempt->pull);
       return event;
     }
-    Transfer::Event event = Send(attempt, [attempt]() -> Transfer::Event {
+    Transfer::Event event = Send(call, attempt, [attempt]() -> Transfer::Event {
       if (attempt->pull->left() == 0) return Transfer::Ended{};
       attempt->chunk.resize(kElement * kChunkElements);
       const auto read = attempt->pull->Next(
@@ -189,10 +197,9 @@ absl::Status SimulatedShardClient::Pull(const v1::PullRequest& request, std::spa
   if (world_.plant == Plant::kPullOneShard && options_.address() != bulk_.directory[0]->address()) {
     return absl::OkStatus();
   }
-  Transfer transfer = MakeTransfer(Transfer::Direction::kPull, out.size());
+  Call call{MakeTransfer(Transfer::Direction::kPull, out.size()), std::move(stop)};
   traffic->payload_received += out.size_bytes();
-  return RunPull(transfer, request, stop,
-                 [&](const VersionPull&) { return std::as_writable_bytes(out); });
+  return RunPull(call, request, [&](const VersionPull&) { return std::as_writable_bytes(out); });
 }
 
 absl::Status SimulatedShardClient::PullFrame(const v1::PullRequest& request, uint64_t max_elements,
@@ -201,8 +208,8 @@ absl::Status SimulatedShardClient::PullFrame(const v1::PullRequest& request, uin
   *frame = PulledFrame();
   v1::PullRequest of_frame = request;
   of_frame.set_frame_from(0);
-  Transfer transfer = MakeTransfer(Transfer::Direction::kPull, max_elements);
-  const absl::Status pulled = RunPull(transfer, of_frame, stop, [&](const VersionPull& pull) {
+  Call call{MakeTransfer(Transfer::Direction::kPull, max_elements), std::move(stop)};
+  const absl::Status pulled = RunPull(call, of_frame, [&](const VersionPull& pull) {
     frame->bytes.resize(kElement * pull.frame().elements);
     frame->fragment = pull.frame().fragment;
     return std::as_writable_bytes(std::span(frame->bytes));

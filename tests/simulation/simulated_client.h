@@ -1,5 +1,6 @@
 // A rank's calls to one shard in virtual time: drives server/client/shard_transfer. Each message of
-// a call may be delayed, may fail, or may be executed although the caller receives an error.
+// a call may be delayed, may fail, or may be executed although the caller receives an error. An
+// attempt is broken off when the call is cancelled or stopped, or its transfer is silent.
 //
 // Thread-compatible; used by the simulated threads of one session.
 #pragma once
@@ -63,19 +64,22 @@ class SimulatedShardClient final : public ShardClient {
     std::unique_ptr<VersionPull> pull;
     std::vector<std::byte> chunk;
   };
+  struct Call {
+    ShardTransfer transfer;
+    std::stop_token stop;
+  };
   // Carries out one action of the transfer.
   using Execute = std::function<ShardTransfer::Event(ShardTransfer::Action)>;
 
-  absl::Status Run(ShardTransfer& transfer, const std::stop_token& stop, const Execute& execute);
+  absl::Status Run(Call& call, const Execute& execute);
   // The same for a version or a frame: `opened` receives the size of a frame.
-  absl::Status RunPull(ShardTransfer& transfer, const v1::PullRequest& request,
-                       const std::stop_token& stop,
+  absl::Status RunPull(Call& call, const v1::PullRequest& request,
                        const std::function<std::span<std::byte>(const VersionPull& pull)>& opened);
   ShardTransfer MakeTransfer(ShardTransfer::Direction direction, uint64_t elements);
   // Connects to the shard's present address; null if nothing answers there.
   std::shared_ptr<Attempt> Connect();
   // Sends one message of the attempt; `execute` runs at the shard and returns what is received.
-  ShardTransfer::Event Send(const std::shared_ptr<Attempt>& attempt,
+  ShardTransfer::Event Send(const Call& call, const std::shared_ptr<Attempt>& attempt,
                             std::function<ShardTransfer::Event()> execute);
   bool Stopped(const std::stop_token& stop) const {
     return cancelled_ || stop.stop_requested() || threads_.killed();

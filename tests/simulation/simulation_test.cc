@@ -46,6 +46,7 @@ constexpr MinCount kMinCounts[] = {
     {"applies_repeated", 50},
     {"bad_hosts", 500},
     {"calls_broken", 1000},
+    {"calls_silent", 10},
     {"commits", 2000},
     {"contributions_late", 50},
     {"coordinator_events", 50'000},
