@@ -23,12 +23,12 @@
 #include "member/contribution_coder.h"
 #include "member/group_control.h"
 #include "member/loop_options.h"
+#include "member/model_values.h"
 #include "member/owned.h"
 #include "member/rank_protocol.h"
 #include "member/regroup.h"
 #include "member/shard_exchange.h"
 #include "member/state_vault.h"
-#include "member/trained_model.h"
 #include "member/trainer_progress.h"
 #include "model/exchange_units.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -38,7 +38,7 @@ namespace cadre {
 class Averager {
  public:
   // `failure` receives the causes of errors.
-  Averager(const v1::Assignment& assignment, TrainedModel& model, Cancellation& cancellation,
+  Averager(const v1::Assignment& assignment, ModelValues& model, Cancellation& cancellation,
            Counters& counters, TrainerProgress& progress, const MemberLoopOptions& options,
            FailureNote& failure)
       : assignment_(assignment),
@@ -123,7 +123,7 @@ class Averager {
 
   const v1::Assignment& assignment_;
   const v1::Averaging& averaging_;
-  TrainedModel& model_;
+  ModelValues& model_;
   Cancellation& cancellation_;
   Counters& counters_;
   TrainerProgress& progress_;

@@ -8,38 +8,18 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "comm/communicator.h"
 #include "comm/transport/transport.h"
-#include "member/contribution_coder.h"
-#include "member/owned.h"
+#include "member/model_values.h"
 #include "member/rank_protocol.h"
-#include "member/state_vault.h"
-#include "model/parameter_index.h"
 #include "proto/cadre/v1/membership.pb.h"
 
 namespace cadre {
-
-// The first error whose cause is known.
-class FailureNote {
- public:
-  // Returns `status`. If it is an error, `cause` is its cause.
-  absl::Status Blame(v1::FailureCause cause, absl::Status status) {
-    if (!status.ok()) cause_ = cause;
-    return status;
-  }
-  v1::FailureCause cause() const { return cause_; }
-
- private:
-  v1::FailureCause cause_ = v1::FAILURE_CAUSE_UNSPECIFIED;
-};
 
 // Adds the step, and the version that remains the latest, to the error of a diverged run.
 inline absl::Status AtStep(uint32_t step, uint32_t version, const absl::Status& status) {
@@ -64,13 +44,11 @@ struct PeriodReport {
   v1::TrainingMetrics metrics;
 };
 
-class TrainedModel {
+class TrainedModel : public ModelValues {
  public:
   // Sets `warning` if states are left out.
   using AveragingSource =
       std::function<absl::StatusOr<std::vector<AveragingState>>(std::string* warning)>;
-
-  virtual ~TrainedModel() = default;
 
   // Before the ranks connect: opens the data.
   virtual absl::Status Open(FailureNote& failure) = 0;
@@ -83,42 +61,10 @@ class TrainedModel {
   // Errors of the compute device.
   virtual absl::Status device_status() const { return absl::OkStatus(); }
 
-  virtual const ParameterIndex& index() const = 0;
-  // The communicator of all ranks.
-  virtual Communicator& group() = 0;
-  // What this rank owns, in parameter order. Fetch makes the values current, with `states` also
-  // those of States(); Store makes the model use them. Both block.
-  virtual std::span<const Owned> owned() const = 0;
-  virtual absl::Status Fetch(bool states) = 0;
-  virtual absl::Status Store(bool states) = 0;
-  // A collective. Codes contributions where the weights are; null: they are coded in host memory.
-  // A model with a coder fetches states with FetchStates, and not its weights, before it
-  // contributes.
-  virtual absl::StatusOr<std::unique_ptr<ContributionCoder>> MakeContributionCoder(
-      ContributionCoder::Layout /*layout*/) {
-    return nullptr;
-  }
-  // Makes the values of States() current. Blocks.
-  virtual absl::Status FetchStates() { return absl::OkStatus(); }
-  // The optimizer's states of the owned values, if there are any to keep.
-  virtual bool has_states() const { return false; }
-  virtual StateVault::States States() { return {}; }
-  virtual void RestoreStates(const StateVault::States& /*states*/) {}
-  // Returns when no operation uses the weights.
-  virtual absl::Status AwaitOperations() { return absl::OkStatus(); }
   // A collective. Errors: OutOfRange, naming a parameter, if a weight is not finite.
   virtual absl::Status CheckWeights() = 0;
   // A collective: all ranks receive the weights that the others own.
   virtual absl::Status Gather() = 0;
-  // A collective: loads what the checkpoint has, from which the run starts, if any. Overwrites the
-  // values of `averaging` that it has.
-  virtual absl::Status LoadCheckpoint(const std::vector<AveragingState>& /*averaging*/,
-                                      FailureNote& /*failure*/) {
-    return absl::OkStatus();
-  }
-
-  // Whether the values are those of version 0 before the first version is adopted.
-  virtual bool has_initial_version() const { return true; }
   // The group has adopted the version of protocol.decision(). `kept`: the steps that it contributed
   // before are in the version, or later contributions carry them.
   virtual void OnAdopted(bool /*kept*/) {}
