@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import os
@@ -10,8 +9,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Container, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, Union
 
@@ -20,15 +18,15 @@ import torch
 from cadre import _exits, _forks, _library
 from cadre._evaluation import Evaluate, checked_result
 from cadre._notice import notice_seconds
-from cadre._parameters import with_model
 from cadre._ranks import made_by_rank_0, ranks_of_program
+from cadre._reports import Reports
 from cadre._samples import Order, PositionDataset, PositionSampler, Sequence, endless_batches
 from cadre._schedules import Follower
-from cadre._state import TrainingState
-from cadre._steps import JointSteps, find_optimizers
+from cadre._steps import JointSteps, LeftOutSteps, find_optimizers
+from cadre._submission import find_or_submit
 from cadre._values import Values
 from cadre._waits import WaitReport, describe_wait
-from cadre.client import ENDED, Client, RunSpec, is_run_file
+from cadre.client import Client, RunSpec
 from cadre.errors import CadreError, Left, RunEnded
 
 Optimizers = Union[torch.optim.Optimizer, "list[torch.optim.Optimizer]"]
@@ -45,7 +43,7 @@ def _end_loop(*_: object) -> None:
     raise RunEnded
 
 
-class Group(TrainingState):
+class Group(Reports):
     """The group of a training loop; made by cadre.attach.
 
     Used by the thread that trains. Its properties describe the version from which the group trains.
@@ -83,46 +81,28 @@ class Group(TrainingState):
         self._handle_signals = handle_signals
         self._handlers: dict[int, Any] = {}
         self._evaluate_samples = evaluate
-        self._scaler = scaler
+        self._left_out = LeftOutSteps(scaler)
         self._connect = functools.partial(Client, coordinator, tls=operator_tls or tls, insecure=insecure)
         self._save_to = save_to
-        # What the program has reported with values on devices, which are read at the next boundary.
-        self._reported: list[tuple[str, torch.Tensor]] = []
         self._followers: list[Follower] = []
         self._hooks: JointSteps | None = None
         # Those of a `with` block of a run that has ended already.
         self._end_hooks: list[Any] = []
-        self._leaving = False
-        self._finishing = False
-        self._ended = False
+        self._leaving = self._finishing = self._ended = False
         # Whether the end of the run raises RunEnded in the program's loop.
         self._raises = False
         self._sequence: Sequence | None = None
-        # Batches that the scaler has left out, and its scale when they were counted.
-        self._left_out = 0
-        self._scale: float | None = None
         self._rank, self._ranks = ranks_of_program()
         self._values = Values(model, pipeline=pipeline)
         # If a run of this name has ended, its last version is the program's result.
-        run, self._run_ended = self._find_or_submit(run, test_samples, restart)
+        run, self._run_ended = find_or_submit(self._connect, run, self._values.specs, test_samples, restart)
         self._awaited = run
-        program = made_by_rank_0(lambda: uuid.uuid4().hex)
-        options = _library.GroupOptions(
-            coordinator=coordinator.encode(),
-            tls=_library.encode(tls),
-            insecure=int(insecure),
-            run=run.encode(),
-            program=program.encode(),
-            name=name.lower().encode() if name else None,
-            ranks=self._ranks,
-            rank=self._rank,
-            listen=_library.encode(listen),
-            advertise=_library.encode(advertise),
-            dial_seconds=timeout or 30.0,
-            test_samples=test_samples,
-            notice_seconds=self._notice,
+        self._handle = _library.open_group(
+            coordinator=coordinator, tls=tls, insecure=insecure, run=run,
+            program=made_by_rank_0(lambda: uuid.uuid4().hex), name=name.lower() if name else None,
+            ranks=self._ranks, rank=self._rank, listen=listen, advertise=advertise,
+            dial_seconds=timeout or 30.0, test_samples=test_samples, notice_seconds=self._notice,
         )
-        self._handle = self._library.cadre_group_open(ctypes.byref(options))
         self._close_at_exit = _exits.close_with(self, self._library, self._handle)
         try:
             self._values.register(self._library, self._handle, self._check)
@@ -133,38 +113,6 @@ class Group(TrainingState):
     def _refuse_attached(self) -> None:
         if any(getattr(one, "_cadre_group", None) is not None for one in self._optimizers):
             raise CadreError("the optimizer is attached to a group already; close that group first")
-
-    def _find_or_submit(self, run: str | RunSpec, test_samples: int, restart: bool) -> tuple[str, bool]:
-        """The id or name of the run, and whether it has ended already."""
-        if not isinstance(run, str) or is_run_file(run):
-            spec = run if isinstance(run, Mapping) else Path(run)
-            return made_by_rank_0(lambda: self._submit(spec, test_samples, join_ended=not restart))
-        if restart:
-            raise CadreError(f"restart=True submits a new run, which '{run}' does not describe")
-        return run, made_by_rank_0(functools.partial(self._has_ended, run))
-
-    def _submit(self, run: RunSpec, test_samples: int, *, join_ended: bool) -> tuple[str, bool]:
-        """Submits the run with the model's parameters. Returns its id, and whether it has ended already."""
-        with self._connect() as client:
-            read = client.read(run)
-            completed = with_model(read, self._values.specs, test_samples)
-            # The coordinator's errors about a file have a line, if it is submitted unchanged.
-            try:
-                answer = client.submit_or_join(run if completed is read else completed, join_ended=join_ended)
-            except CadreError as error:
-                if not (join_ended and read.get("name") and self._has_ended(read["name"], ENDED)):
-                    raise
-                raise CadreError(f"{error}; restart=True submits a new run") from None
-        return answer["run"], answer["ended"]
-
-    def _has_ended(self, run: str, ends: Container[str] = ("RUN_STATE_DONE",)) -> bool:
-        """Whether the run of this id or name is in one of these states; False if this program may not know."""
-        with self._connect() as client:
-            try:
-                return client.run_status(run)["state"] in ends
-            except CadreError:
-                # The run may not exist yet, or the certificate may not permit it: joining tells.
-                return False
 
     # ---- The loop
 
@@ -454,11 +402,7 @@ class Group(TrainingState):
         `scaler`, the positions move on when it leaves out a step.
         """
         state = self._state()
-        if self._scaler is not None:
-            scale = self._scaler.get_scale()
-            self._left_out += self._scale is not None and scale < self._scale
-            self._scale = scale
-        return state.sample_position + self._left_out * state.groups * state.batch
+        return state.sample_position + self._left_out.count() * state.groups * state.batch
 
     def sampler(
         self, dataset: Any, *, shuffle: bool = True, seed: int = 0, part: tuple[int, int] | None = None
@@ -484,57 +428,7 @@ class Group(TrainingState):
         """
         return PositionDataset(self, source, part or (self._rank, self._ranks), seed=seed, shuffle=shuffle)
 
-    # ---- Reports
-
-    def _check(self, result: int) -> None:
-        if result == _library.ERROR:
-            raise CadreError(self._error())
-
-    def _error(self) -> str:
-        return self._library.cadre_group_error(self._handle).decode()
-
-    def report(
-        self,
-        *,
-        loss: float | torch.Tensor | None = None,
-        tokens: int | None = None,
-        rate: float | None = None,
-        **metrics: float | torch.Tensor,
-    ) -> None:
-        """Reports on one or more steps, for status, history and metrics of the run.
-
-        `loss`: of training. `tokens`: number of tokens that the whole group has trained since the last
-        report. `rate`: the learning rate. `metrics`: other values by name, such as `gradient_norm`. The
-        means since the last boundary count, in a program of several ranks those of rank 0. Not every
-        step need be reported. A tensor on a device is read at the next boundary, so that the call does
-        not wait for the device. Losses and metrics that are not finite do not count.
-        """
-        if self._handle is None:
-            return
-        if tokens is not None:
-            self._check(self._library.cadre_group_report_tokens(self._handle, tokens))
-        for name, value in {"loss": loss, "rate": rate, **metrics}.items():
-            if value is None:
-                continue
-            if isinstance(value, torch.Tensor):
-                value = value.detach()
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-                # A copy, since recorded graphs overwrite their outputs in the next step.
-                self._reported.append((name, value.clone()))
-            else:
-                self._report(name, float(value))
-
-    def _report(self, name: str, value: float) -> None:
-        if name == "loss":
-            self._library.cadre_group_report_loss(self._handle, value)
-        else:
-            self._check(self._library.cadre_group_report_metric(self._handle, name.encode(), value))
-
-    # Waits for the device, so it is not called between the steps that a round overlaps.
-    def _report_device_values(self) -> None:
-        for name, value in self._reported:
-            self._report(name, value.item())
-        self._reported.clear()
+    # ---- Evaluation and end
 
     def _evaluate(self) -> None:
         """Evaluates the samples that the coordinator has assigned to this group."""
@@ -552,12 +446,6 @@ class Group(TrainingState):
     def ended(self) -> bool:
         """Whether the run has ended, or the group has left it."""
         return self._ended
-
-    def alive(self) -> None:
-        """Reports that the program works although no step ends, as in a long evaluation."""
-        if self._handle is not None:
-            self._library.cadre_group_alive(self._handle)
-
 
 def attach(model: torch.nn.Module, optimizer: Optimizers, **options: Any) -> Group:
     """Makes a training loop a group of a run.

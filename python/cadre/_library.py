@@ -121,3 +121,9 @@ def load() -> ctypes.CDLL:
 def encode(text: str | None) -> bytes | None:
     """A C string, or null."""
     return None if text is None else text.encode()
+
+
+def open_group(**options: str | float | None) -> int:
+    """Opens a group with these fields of GroupOptions. Returns its handle."""
+    fields = {name: encode(value) if isinstance(value, str) else value for name, value in options.items()}
+    return load().cadre_group_open(ctypes.byref(GroupOptions(**fields)))

@@ -125,3 +125,20 @@ class JointSteps:
         if not self._missing:
             self._missing = set(range(self._count))
             self._stepped()
+
+
+class LeftOutSteps:
+    """Counts the steps that a GradScaler leaves out: each lowers its scale."""
+
+    def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
+        self._scaler = scaler
+        self._scale: float | None = None
+        self._count = 0
+
+    def count(self) -> int:
+        """Called once a step at least."""
+        if self._scaler is not None:
+            scale = self._scaler.get_scale()
+            self._count += self._scale is not None and scale < self._scale
+            self._scale = scale
+        return self._count

@@ -80,7 +80,7 @@ def batch_at(position: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, (inputs[:, :4] + 0.5 * inputs[:, 4:8]).argmax(dim=1)
 
 
-def main() -> None:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--run", default="")
@@ -97,7 +97,46 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--slow", type=float, default=0, help="seconds of each step")
     parser.add_argument("--name")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def evaluation_of(model: torch.nn.Module) -> dict[str, Any]:
+    """The options of cadre.attach for an evaluation."""
+
+    def evaluate(begin: int, end: int) -> tuple[float, float]:
+        model.eval()
+        with torch.no_grad():
+            inputs, labels = batch_at(TEST_POSITION + begin, end - begin)
+            scores = model(inputs)
+        model.train()
+        loss = torch.nn.functional.cross_entropy(scores, labels).item()
+        return (scores.argmax(dim=1) == labels).float().mean().item(), loss
+
+    return {"evaluate": evaluate, "test_samples": 500}
+
+
+def loss_of(options: argparse.Namespace, model: torch.nn.Module, position: int, part: int, parts: int) -> torch.Tensor:
+    """The loss of one of equal parts of a batch."""
+    inputs, labels = batch_at(position, options.batch)
+    share = options.batch // parts
+    inputs, labels = (each[part * share:(part + 1) * share] for each in (inputs, labels))
+    if options.exact:
+        return (model(inputs.round()).sum(dim=1) * (labels - 1)).mean()
+    return torch.nn.functional.cross_entropy(model(inputs), labels)
+
+
+def spoil(options: argparse.Namespace, model: torch.nn.Module, step: int) -> None:
+    """Makes the model invalid in the steps of the options."""
+    if step == options.nan_at:
+        with torch.no_grad():
+            model[0].bias[3] = float("nan")
+            model[0].bias.grad.zero_()
+    if step == options.resize_at:
+        model[3].bias = torch.nn.Parameter(torch.zeros(5))
+
+
+def main() -> None:
+    options = parse_options()
     torch.set_num_threads(1)
     ranks = options.fsdp is not None or options.ddp or options.pipeline
     if ranks:
@@ -119,17 +158,7 @@ def main() -> None:
     losses: list[float] = []
     run = json.loads(options.spec) if options.spec else options.run
     seen = -1
-
-    def evaluate(begin: int, end: int) -> tuple[float, float]:
-        model.eval()
-        with torch.no_grad():
-            inputs, labels = batch_at(TEST_POSITION + begin, end - begin)
-            scores = model(inputs)
-        model.train()
-        loss = torch.nn.functional.cross_entropy(scores, labels).item()
-        return (scores.argmax(dim=1) == labels).float().mean().item(), loss
-
-    test = {"evaluate": evaluate, "test_samples": 500} if options.evaluate else {}
+    test = evaluation_of(model) if options.evaluate else {}
     with cadre.attach(model, optimizer, coordinator=options.coordinator, run=run, insecure=True,
                       timeout=90, name=options.name, pipeline=options.pipeline, **test) as group:
         while True:
@@ -140,25 +169,12 @@ def main() -> None:
                                   "discarded": group.discarded_steps}))
             if options.slow:
                 time.sleep(options.slow)
-            inputs, labels = batch_at(group.sample_position, options.batch)
-            share = options.batch // parts
-            inputs, labels = (each[part * share:(part + 1) * share] for each in (inputs, labels))
             optimizer.zero_grad()
-            if options.exact:
-                inputs = inputs.round()
-                loss = (model(inputs).sum(dim=1) * (labels - 1)).mean()
-            else:
-                loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+            loss = loss_of(options, model, group.sample_position, part, parts)
             losses.append(loss.item())
             group.report(loss=losses[-1])
             loss.backward()
-            step = group.step + 1
-            if step == options.nan_at:
-                with torch.no_grad():
-                    model[0].bias[3] = float("nan")
-                    model[0].bias.grad.zero_()
-            if step == options.resize_at:
-                model[3].bias = torch.nn.Parameter(torch.zeros(5))
+            spoil(options, model, group.step + 1)
             optimizer.step()
     if rank == 0:
         print(json.dumps({"version": group.version, "digest": group.digest, "step": group.step,
