@@ -12,8 +12,6 @@
 namespace cadre {
 namespace {
 
-using Machine = AssignmentMachine;
-
 bool SameGeneration(const v1::RankSlot& a, const v1::RankSlot& b) {
   return a.run() == b.run() && a.group() == b.group() && a.generation() == b.generation();
 }
@@ -34,15 +32,15 @@ void SetBody(const v1::Checkpointed& body, v1::MemberMessage& m) {
 }
 
 template <typename T>
-Machine::Send MakeSend(const T& body) {
-  Machine::Send send;
+AssignmentMachine::Send MakeSend(const T& body) {
+  AssignmentMachine::Send send;
   SetBody(body, send.message);
   return send;
 }
 
 }  // namespace
 
-Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
+AssignmentMachine::Actions AssignmentMachine::Receive(const v1::CoordinatorMessage& message) {
   bool accepted = false;
   switch (message.body_case()) {
     case v1::CoordinatorMessage::kAssignment:
@@ -77,7 +75,8 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
 
 // The generations that a coordinator assigns to a group only increase, so an assignment of a lower
 // or equal one is late or repeated.
-Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment, uint64_t epoch) {
+AssignmentMachine::Actions AssignmentMachine::ReceiveAssignment(const v1::Assignment& assignment,
+                                                                uint64_t epoch) {
   const v1::RankSlot& rank_slot = assignment.place();
   // The coordinator repeats the assignment after a reconnect; Connected repeats our messages, too.
   if (IsCurrent(rank_slot)) return {};
@@ -100,7 +99,7 @@ Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment, ui
   return actions;
 }
 
-bool Machine::AcceptStart(const v1::Start& start) {
+bool AssignmentMachine::AcceptStart(const v1::Start& start) {
   if (!IsCurrent(start.place()) || started_ || !unanswered<v1::Prepared>()) return false;
   started_ = true;
   // Without a next step the group only evaluates the last version.
@@ -111,7 +110,7 @@ bool Machine::AcceptStart(const v1::Start& start) {
 
 // A decision answers the contribution of its round. After the end of the run, further decisions
 // assign intervals to evaluate, without a contribution.
-bool Machine::AcceptDecision(const v1::Decision& decision) {
+bool AssignmentMachine::AcceptDecision(const v1::Decision& decision) {
   if (!IsCurrent(decision.place())) return false;
   std::optional<v1::Contributed>& contributed = unanswered<v1::Contributed>();
   const bool answers = contributed && contributed->round() == decision.round();
@@ -122,7 +121,8 @@ bool Machine::AcceptDecision(const v1::Decision& decision) {
 }
 
 // Only a started rank holds values. Others answer, so that the coordinator does not wait for them.
-Machine::Actions Machine::ReceiveRestage(const v1::CoordinatorMessage& message) const {
+AssignmentMachine::Actions AssignmentMachine::ReceiveRestage(
+    const v1::CoordinatorMessage& message) const {
   const v1::Restage& restage = message.restage();
   if (IsTraining(restage.place())) return {Deliver{message}};
   v1::Restaged answer;
@@ -134,7 +134,7 @@ Machine::Actions Machine::ReceiveRestage(const v1::CoordinatorMessage& message) 
   return {MakeSend(answer)};
 }
 
-Machine::Actions Machine::ReceiveRelease(const v1::Release& release) {
+AssignmentMachine::Actions AssignmentMachine::ReceiveRelease(const v1::Release& release) {
   const v1::RankSlot& rank_slot = release.place();
   std::optional<v1::GroupFailed>& failure = unanswered<v1::GroupFailed>();
   if (failure && SameGeneration(failure->place(), rank_slot)) failure.reset();
@@ -142,7 +142,7 @@ Machine::Actions Machine::ReceiveRelease(const v1::Release& release) {
   return Drop(release.reason());
 }
 
-Machine::Actions Machine::ReceiveRefused(const v1::Refused& refused) {
+AssignmentMachine::Actions AssignmentMachine::ReceiveRefused(const v1::Refused& refused) {
   // Other refusals concern one message; Release ends a slot.
   if (refused.refusal() != v1::REFUSAL_UNKNOWN_MEMBER) return {};
   unanswered<v1::GroupFailed>().reset();
@@ -150,7 +150,7 @@ Machine::Actions Machine::ReceiveRefused(const v1::Refused& refused) {
   return Drop(absl::StrCat("refused by the coordinator: ", refused.reason()));
 }
 
-Machine::Actions Machine::Connected() const {
+AssignmentMachine::Actions AssignmentMachine::Connected() const {
   Actions actions;
   const auto send_again = [&](const auto& body) {
     if (body) actions.push_back(MakeSend(*body));
@@ -159,7 +159,7 @@ Machine::Actions Machine::Connected() const {
   return actions;
 }
 
-Machine::Actions Machine::Report(const TrainingReport& report) {
+AssignmentMachine::Actions AssignmentMachine::Report(const TrainingReport& report) {
   return std::visit(
       [this]<typename T>(const T& body) -> Actions {
         if (!IsCurrent(body.place())) return {};
@@ -173,18 +173,18 @@ Machine::Actions Machine::Report(const TrainingReport& report) {
 
 // Drops the slot immediately, and repeats the report of the failure until the coordinator releases
 // the generation.
-Machine::Actions Machine::Fail(const v1::GroupFailed& failed) {
+AssignmentMachine::Actions AssignmentMachine::Fail(const v1::GroupFailed& failed) {
   if (!IsCurrent(failed.place())) return {};
   Drop(failed.reason());
   unanswered<v1::GroupFailed>() = failed;
   return {MakeSend(failed)};
 }
 
-bool Machine::IsCurrent(const v1::RankSlot& rank_slot) const {
+bool AssignmentMachine::IsCurrent(const v1::RankSlot& rank_slot) const {
   return rank_slot_ && SamePlace(*rank_slot_, rank_slot);
 }
 
-Machine::Actions Machine::Drop(std::string reason) {
+AssignmentMachine::Actions AssignmentMachine::Drop(std::string reason) {
   rank_slot_.reset();
   started_ = false;
   finished_ = false;

@@ -82,7 +82,7 @@ class StateVault {
   void DropFrom(uint32_t version);
 
   std::string lineage_;
-  // Of the ranks.
+  // Where the ranks are.
   std::vector<std::string> hosts_;
   uint32_t group_ = 0;
   uint32_t generation_ = 0;

@@ -81,7 +81,7 @@ class OwnedSlices {
   int states() const { return optimizers_.empty() ? 0 : optimizers_.front().states(); }
   // The most that any element has made.
   int64_t updates() const { return optimizers_.empty() ? 0 : optimizers_.front().updates(); }
-  // Of the owned positions, in their order.
+  // Those of the owned positions, in their order.
   std::vector<UpdateCount> UpdateCounts() const;
   // `counts`: in the order of the positions; the state of others is zero. Requires: no step is
   // recorded.
