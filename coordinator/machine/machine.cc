@@ -168,7 +168,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const AdoptRuns& e) { stored_.Adopt(e); },
           [this](const TraceGroup& e) { OnTrace(e); },
           [this](const CancelTrace& e) {
-            for (auto& [number, run] : runs_.all()) run.CancelTrace(e.request);
+            for (auto& [number, run] : runs_.all()) run.traces().Cancel(e.request);
           },
           [this](const CordonMembers& e) { cluster_.OnCordonMembers(e); },
           [this](const PlansFound& e) {
@@ -327,8 +327,7 @@ void Machine::OnAggregatorJoined(const Member& member, const v1::Hello& hello,
                                  bool address_changed) {
   stored_.OnJoined(member, hello);
   for (auto& [number, run] : runs_.all()) {
-    if (run.active()) run.OnAggregatorJoined(member, address_changed);
-    if (run.behind()) run.RequestReport(member);
+    run.OnAggregatorJoined(member, address_changed);
   }
 }
 
@@ -420,7 +419,7 @@ void Machine::OnTrace(const TraceGroup& trace) {
   const uint64_t number = (uint64_t{cluster_.meta().starts()} << 32) | ++last_trace_;
   Run* const run = runs_.Visit(IdOf(trace.run));
   const absl::Status started =
-      run == nullptr ? NoSuchRun(trace.run) : run->StartTrace(trace, number);
+      run == nullptr ? NoSuchRun(trace.run) : run->traces().Start(trace, number);
   if (!started.ok()) cluster_.out().Reply({.request = trace.request, .status = started});
 }
 

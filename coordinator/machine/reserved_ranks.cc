@@ -156,10 +156,11 @@ void ReservedRanks::SendIfEnded(Member& worker) {
   const std::string* const reason =
       cluster_.programs().ReasonOfEnd(worker.record.reservation().program());
   if (!run->live()) {
-    run->SendRunEnded(worker);
+    cluster_.SendTo(worker.id(), run->RunEnded(run->record().state() == v1::RUN_STATE_DONE,
+                                               run->record().reason()));
   } else if (reason != nullptr) {
     cluster_.SetProgramEnded(worker, *reason);
-    run->SendEnded(worker, /*done=*/false, *reason);
+    cluster_.SendTo(worker.id(), run->RunEnded(/*done=*/false, *reason));
   }
 }
 

@@ -107,7 +107,7 @@ void StoredRuns::OnJoined(const Member& aggregator, const v1::Hello& hello) {
     } else if (run->record().lineage() != shard.lineage()) {
       cluster_.CountRefusal(v1::REFUSAL_WRONG_LINEAGE);
     } else if (!run->live()) {
-      run->SendCloseRun(aggregator);
+      cluster_.SendTo(aggregator.id(), run->CloseRun());
     } else if (run->IsLater(hello.name(), shard)) {
       run->FallBehind(shard.version());
     }

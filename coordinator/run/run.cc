@@ -8,161 +8,304 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
-#include "absl/algorithm/container.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "coordinator/cluster/device_match.h"
 #include "coordinator/run/evaluation.h"
+#include "coordinator/run/formation.h"
+#include "coordinator/run/run_rules.h"
 #include "coordinator/store/keys.h"
 #include "model/training_metrics.h"
-#include "proto/enum_text.h"
 
 namespace cadre {
 namespace {
 
-// Number of warnings of a run that are kept.
-constexpr int kMaxWarnings = 32;
+// Time after which a shard that is being created will not be: enough for hundreds of gigabytes.
+constexpr absl::Duration kMaxCreation = absl::Minutes(30);
 
-}  // namespace
-
-Run::Run(const v1::RunRecord& record, const RunContext& context)
-    : cluster_(context.cluster),
-      planner_(context.planner),
-      options_(context.options),
-      record_(record),
-      round_({.quorum = record.spec().averaging().quorum(),
-              .min_groups = record.spec().averaging().min_groups(),
-              .min_grace = MinGrace(record.spec())}),
-      shards_(record_),
-      checkpoints_(record_),
-      history_(record.run(), context.options.keep_history) {
-  for (uint32_t group = 0; group < DivisionOf(record_).groups(); ++group) {
-    slots_.Add(Slot(id(), group, cluster_.now()));
-  }
-  round_.Open(record_.version() + 1);
-  UpdateDemand();
-}
-
-// Only three commits are needed: that of the newest version, the one before it, because a
-// generation may still be preparing from that version, and the one that is being applied.
-absl::Status Run::Load(const std::map<std::string, std::string>& records) {
-  // Stores of earlier builds have the spec in the record of the run.
-  if (!records.contains(SpecKey(id()))) SaveSpec();
-  reported_ = record_.state();
-  CADRE_RETURN_IF_ERROR(history_.Load(records));
-  const uint32_t version = record_.version();
-  for (uint32_t round = version - std::min(version, 1U); round <= version + 1; ++round) {
-    const auto it = records.find(CommitKey(id(), round));
-    if (it == records.end() || (round > version && !live())) continue;
-    v1::CommitRecord commit;
-    CADRE_RETURN_IF_ERROR(ParseRecord(it->first, it->second, commit));
-    commits_.Load(commit, version);
-  }
-  const std::string prefix = GroupsPrefix(id());
-  for (auto it = records.lower_bound(prefix);
-       it != records.end() && absl::StartsWith(it->first, prefix); ++it) {
-    v1::GroupRecord group;
-    CADRE_RETURN_IF_ERROR(ParseRecord(it->first, it->second, group));
-    if (group.group() >= slots_.size()) continue;
-    slots_[group.group()] = Slot(group, cluster_.now());
-    slots_.Update(slots_[group.group()]);
-  }
-  RestoreContributions();
-  UpdateDemand();
-  return absl::OkStatus();
-}
-
-void Run::PlaceMembers() {
-  for (Slot& slot : slots_) {
-    if (slot.waiting()) continue;
-    bool all = true;
-    for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
-      Member* const member = cluster_.members().Find(slot.record().members(rank));
-      if (member == nullptr) {
-        all = false;
-      } else {
-        cluster_.members().Place(*member, slot.Place(rank));
-      }
-    }
-    planner_.RecordLink(slot);
-    if (!all) Fence(slot, "a member is no longer registered", kReleased);
-  }
-}
-
-void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
-  switch (message.body_case()) {
-    case v1::MemberMessage::kPrepared:
-      return OnPrepared(member, message.prepared());
-    case v1::MemberMessage::kProgress:
-      if (!RefuseReport(member, message.progress())) OnProgress(message.progress());
-      return;
-    case v1::MemberMessage::kContributed:
-      if (!RefuseReport(member, message.contributed())) {
-        OnContributed(member, message.contributed());
-      }
-      return;
-    case v1::MemberMessage::kAdopted:
-      return OnAdopted(message.adopted());
-    case v1::MemberMessage::kEvaluated:
-      return OnEvaluated(member, message.evaluated());
-    case v1::MemberMessage::kCheckpointed:
-      return OnCheckpointed(member, message.checkpointed());
-    case v1::MemberMessage::kMeasured:
-      return OnMeasured(member, message.measured());
-    case v1::MemberMessage::kTraced:
-      return OnTraced(member, message.traced());
-    case v1::MemberMessage::kRestaged:
-      return shards_.OnRestaged(message.restaged());
-    default:
-      return;
-  }
-}
-
+// Refuses a report of rank 0, and the rank with it, whose loss or metrics are not valid.
 template <typename Report>
-bool Run::RefuseReport(const Member& member, const Report& report) {
+bool RefuseReport(const Member& member, const Report& report, Cluster& cluster) {
   absl::Status valid = CheckMetrics(report.metrics());
   if (report.has_loss() && !std::isfinite(report.loss())) {
     valid = absl::InvalidArgumentError("a training loss that is not finite");
   }
   if (valid.ok()) return false;
-  cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, valid.message());
+  cluster.Refuse(member.connection, v1::REFUSAL_MALFORMED, valid.message());
   return true;
 }
 
-void Run::OnProgress(const v1::Progress& progress) {
-  Slot& slot = slots_[progress.place().group()];
-  slot.NoteTokens(progress, TokensPerSample(spec().model()), spec().batch_per_group());
-  // A group that has not reported a loss since its last message keeps the one before.
-  const v1::Progress before = std::exchange(slot.progress, progress);
-  if (!progress.has_loss() && before.has_loss()) slot.progress.set_loss(before.loss());
+}  // namespace
+
+Run::Run(const v1::RunRecord& record, const RunContext& context)
+    : RunView(context, {.stored = stored_,
+                        .history = history_,
+                        .slots = slots_,
+                        .evaluation = evaluation_,
+                        .rounds = rounds_,
+                        .aggregators = aggregators_,
+                        .stale = stale_}),
+      cluster_(context.cluster),
+      stored_(record, cluster_),
+      history_(record.run(), context.options.keep_history),
+      traces_(*this, cluster_, context.options.max_trace_bytes),
+      evaluation_(*this, stored_, history_, cluster_, context.planner),
+      rounds_(*this, stored_, slots_, evaluation_, history_, cluster_, context.options),
+      aggregators_(*this, stored_, rounds_, cluster_),
+      groups_(*this, stored_,
+              {.slots = slots_,
+               .traces = traces_,
+               .evaluation = evaluation_,
+               .rounds = rounds_,
+               .aggregators = aggregators_},
+              context),
+      attribution_(*this, slots_, data_sizes_, rounds_, groups_, context),
+      data_(*this, stored_, data_sizes_, evaluation_, groups_, attribution_, cluster_) {
+  groups_.UpdateDemand();
 }
 
-void Run::OnLoopEnded() {
-  const bool last = slots_.waiting().size() == slots_.size();
-  if (!last || record_.state() != v1::RUN_STATE_RUNNING) return;
-  record_.set_reason("its programs have ended their loops");
-  Save();
-  Touch();
+absl::Status Run::Load(const std::map<std::string, std::string>& records) {
+  // Stores of earlier builds have the spec in the record of the run.
+  if (!records.contains(SpecKey(id()))) stored_.SaveSpec();
+  stored_.SetReported();
+  CADRE_RETURN_IF_ERROR(history_.Load(records));
+  CADRE_RETURN_IF_ERROR(rounds_.Load(records));
+  CADRE_RETURN_IF_ERROR(groups_.Load(records));
+  rounds_.RestoreContributions();
+  return absl::OkStatus();
+}
+
+void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
+  switch (message.body_case()) {
+    case v1::MemberMessage::kPrepared:
+      return Fail(data_.OnPrepared(member, message.prepared()));
+    case v1::MemberMessage::kProgress:
+      if (!RefuseReport(member, message.progress(), cluster_)) {
+        slots_[message.progress().place().group()].SetProgress(
+            message.progress(), TokensPerSample(spec().model()), spec().batch_per_group());
+      }
+      return;
+    case v1::MemberMessage::kContributed:
+      if (!RefuseReport(member, message.contributed(), cluster_)) {
+        OnContributed(member, message.contributed());
+      }
+      return;
+    case v1::MemberMessage::kAdopted:
+      return OnValues(message.adopted().place().group(), rounds_.OnAdopted(message.adopted()));
+    case v1::MemberMessage::kEvaluated:
+      return OnValues(message.evaluated().place().group(),
+                      evaluation_.OnEvaluated(member, message.evaluated()));
+    case v1::MemberMessage::kCheckpointed:
+      if (evaluation_.OnCheckpointed(member, message.checkpointed()) && evaluation_.complete()) {
+        FinishEvaluation();
+      }
+      return;
+    case v1::MemberMessage::kMeasured:
+      return groups_.OnMeasured(member, message.measured());
+    case v1::MemberMessage::kTraced:
+      return traces_.OnTraced(member, message.traced());
+    case v1::MemberMessage::kRestaged:
+      return aggregators_.OnRestaged(message.restaged());
+    default:
+      return;
+  }
 }
 
 void Run::Stop(absl::string_view reason) {
   if (live()) End(v1::RUN_STATE_STOPPED, reason.empty() ? "stopped by request" : reason);
 }
 
+void Run::OnLoopEnded() {
+  const bool last = slots_.waiting().size() == slots_.size();
+  if (!last || record().state() != v1::RUN_STATE_RUNNING) return;
+  stored_.record().set_reason("its programs have ended their loops");
+  stored_.Save();
+  Touch();
+}
+
+void Run::FailRefused(const Member& member, const std::string& reason) {
+  // A worker that cannot send what its group needs cannot train in it.
+  const v1::RankSlot place = *member.place;
+  Fail(attribution_.Fail(member, place, v1::FAILURE_CAUSE_PLAN, reason));
+}
+
+void Run::OnContributed(const Member& member, const v1::Contributed& contributed) {
+  // Another coordinator, with a newer store, has started the group.
+  Slot& slot = slots_[contributed.place().group()];
+  if (!slot.started()) {
+    return Fail(attribution_.Fail(member, contributed.place(), v1::FAILURE_CAUSE_UNSPECIFIED,
+                                  "a contribution arrived before the group was started here"));
+  }
+  if (!rounds_.OnContributed(contributed) || averages()) return;
+  // In a run that never averages, the group stops here only for an evaluation or at the end.
+  if (rounds_.RecordStep(contributed)) {
+    attribution_.OnCommit();
+    groups_.RecordSuccess(slot);
+    const bool due = EvaluationDue(record(), contributed.step());
+    if (record().has_evaluating()) FinishEvaluation();
+    if (!live()) return;
+    if (AtEnd(record(), contributed.step())) {
+      stored_.record().set_state(v1::RUN_STATE_FINISHING);
+    }
+    if (due || record().state() == v1::RUN_STATE_FINISHING) evaluation_.Begin({slot.group()});
+    v1::CommitRecord point;
+    point.set_rate(contributed.rate());
+    rounds_.Record(point);
+    stored_.Save();
+  }
+  rounds_.SendDecision(slot, contributed.round());
+  if (evaluation_.complete()) FinishEvaluation();
+}
+
+void Run::OnValues(uint32_t group, const absl::Status& values) {
+  if (!values.ok()) {
+    groups_.Fence(slots_[group], values.message(), v1::FAILURE_CAUSE_DIGEST);
+  } else if (evaluation_.complete()) {
+    FinishEvaluation();
+  }
+}
+
+void Run::FinishEvaluation() {
+  if (const std::optional<std::string> reason = evaluation_.Finish()) {
+    End(v1::RUN_STATE_DONE, *reason);
+  }
+}
+
+void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
+  if (parked() || behind()) return;
+  if (message.has_run_opened()) {
+    OnRunOpened(member, message.run_opened());
+  } else {
+    OnApplied(member, message.applied());
+  }
+}
+
+// The creation of a shard ends by itself if it fails (server/aggregator.h), but a disk may also
+// hang. Afterwards there are values to keep, so the run waits, and its status has the reason.
+void Run::OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed) {
+  const bool creates = live() && !commits().newest().has_value() && delayed.order() == "open_run";
+  if (creates && delayed.seconds() >= absl::ToDoubleSeconds(kMaxCreation)) {
+    End(v1::RUN_STATE_FAILED, Cluster::DelayText(member, delayed));
+  }
+}
+
+void Run::OnAggregatorJoined(const Member& member, bool address_changed) {
+  if (active()) aggregators_.OnJoined(member, address_changed);
+  if (behind()) aggregators_.RequestReport(member);
+}
+
+void Run::OnAggregatorLost(const std::string& name) {
+  aggregators_.OnLost(name);
+  stale_.OnAggregatorLost(name);
+}
+
+void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
+  if (!live()) return cluster_.SendTo(member.id(), CloseRun());
+  if (!aggregators_.IsOfShard(member, opened)) {
+    // The answer is malformed or belongs to an earlier assignment of shards.
+    cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
+    return;
+  }
+  if (!opened.error().empty()) {
+    const std::string reason = absl::StrCat("aggregator ", member.record.name(),
+                                            " cannot create version 0: ", opened.error());
+    if (commits().newest().has_value()) return Park({opened.shard(), reason});
+    return End(v1::RUN_STATE_FAILED, reason);
+  }
+  const uint32_t newest = record().version() + (committing() ? 1 : 0);
+  if (aggregators_.IsFirst(opened) && !opened.hollow() && opened.version() > newest) {
+    return FallBehind(opened.version());
+  }
+  aggregators_.OnOpened(member, opened);
+}
+
+void Run::OnApplied(const Member& member, const v1::Applied& applied) {
+  if (!shards().Owns(member.record.name(), applied.shard())) {
+    cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
+    return;
+  }
+  if (aggregators_.LoseContributions(applied)) {
+    if (const auto lost = aggregators_.Restore()) Park(*lost);
+  }
+  if (!aggregators_.OnRestoringApplied(applied)) return;
+  // A duplicate, or an answer for an earlier round.
+  if (!committing() || applied.round() != commits().closing()->round()) return;
+  // The round was closed differently by another coordinator, with a copy of the store.
+  if (applied.refusal() == v1::REFUSAL_CLOSED_ROUND) return FallBehind(applied.round());
+  if (!applied.error().empty()) {
+    End(v1::RUN_STATE_FAILED,
+        absl::StrCat("aggregator ", member.record.name(), " cannot apply round ", applied.round(),
+                     " to shard ", applied.shard(), ": ", applied.error()));
+    return;
+  }
+  if (rounds_.OnApplied(applied)) FinishCommit();
+}
+
+void Run::FinishCommit() {
+  rounds_.Commit();
+  attribution_.OnCommit();
+  // A rebuilt run that finishes a round does not know its data; DataAgreement decides where it
+  // stands.
+  const uint32_t step = record().step();
+  const bool known = record().train_samples() > 0;
+  const bool at_end = known && AtEnd(record(), step);
+  const bool due = known && EvaluationDue(record(), step);
+  // The missing parts of an older evaluation will not arrive: its version is superseded.
+  const bool superseded = record().has_evaluating() && (due || at_end);
+  if (superseded) FinishEvaluation();
+  if (at_end) stored_.record().set_state(v1::RUN_STATE_FINISHING);
+  groups_.Resize();
+  // After a restart, a participant waits for its decision even before it has sent Contributed
+  // again.
+  std::vector<uint32_t> adopting;
+  const Slots::Groups started = slots_.started();
+  for (const uint32_t group : started) {
+    Slot& slot = slots_[group];
+    if (slot.unanswered == 0 && !InNewest(slot)) continue;
+    if (InNewest(slot)) groups_.RecordSuccess(slot);
+    if (slot.unanswered == 0) slot.unanswered = record().version();
+    if (!groups_.MaybeGrow(slot) && !groups_.MaybeReplan(slot)) adopting.push_back(slot.group());
+  }
+  if (due || record().state() == v1::RUN_STATE_FINISHING) evaluation_.Begin(adopting);
+  stored_.Save();
+  for (uint32_t group : adopting) rounds_.SendDecision(slots_[group], slots_[group].unanswered);
+  if (evaluation_.complete()) FinishEvaluation();
+}
+
+bool Run::Form(std::vector<std::string>& idle) {
+  if (chooses_shards() && !groups_.ChooseAggregators(idle)) return false;
+  if (const absl::Status formed = groups_.Form(idle); !formed.ok()) {
+    End(v1::RUN_STATE_FAILED, formed.message());
+  }
+  return true;
+}
+
 void Run::Advance() {
-  JudgeReports();
-  RestoreShards();
+  attribution_.JudgeReports();
+  if (const auto lost = aggregators_.Restore()) Park(*lost);
   // The end of an evaluation waits for lost shards.
-  const bool evaluated = record_.has_evaluating() && IsComplete(record_.evaluating());
-  if (averages() && shards_open() && evaluated) FinishEvaluation();
+  if (averages() && shards_open() && evaluation_.complete()) FinishEvaluation();
   if (!live()) return;
-  MaybeStart();
-  MaybeClose();
-  NudgeGroups();
-  AssignFreeParts();
+  groups_.MaybeStart();
+  if (rounds_.MayClose(attribution_.Away())) {
+    for (const uint32_t group : rounds_.LeftOut()) {
+      groups_.Fence(slots_[group], "the version that it loads is lost", kReleased);
+      cluster_.Count("groups_left_out");
+    }
+    rounds_.Close();
+    aggregators_.SendApplies();
+  }
+  rounds_.NudgeGroups(attribution_.Away());
+  // At the end of the run, parts of lost groups are assigned to groups that have finished their
+  // own.
+  if (!averages() || record().state() != v1::RUN_STATE_FINISHING) return;
+  for (const uint32_t group : slots_.started()) {
+    if (!record().has_evaluating() || !HasFreePart(record().evaluating())) return;
+    Slot& slot = slots_[group];
+    if (slot.record().at_end() && evaluation_.Assign(slot)) {
+      rounds_.SendDecision(slot, record().version());
+    }
+  }
 }
 
 absl::Time Run::NextDeadline() const {
@@ -173,32 +316,102 @@ absl::Time Run::NextDeadline() const {
   auto consider = [&](absl::Time when) {
     if (when > cluster_.now()) next = std::min(next, when);
   };
-  for (const FailureReports& reports : failure_reports_) consider(reports.until());
+  for (const FailureReports& reports : attribution_.reports()) consider(reports.until());
   for (const uint32_t group : slots_.waiting()) {
-    consider(ShrinksAt(slots_[group]));
+    consider(ShrinksAt(*this, slots_[group]));
     consider(slots_[group].blocked_until());
   }
-  consider(barrier_since_ + RejoinWait(spec()));
-  const Round::Away away = Away();
-  if (!committing()) consider(round_.ClosesAt(slots_.started().size(), away));
+  consider(groups_.barrier_since() + RejoinWait(spec()));
+  const Round::Away away = attribution_.Away();
+  if (!committing()) consider(round().ClosesAt(slots_.started().size(), away));
   for (const auto& [group, until] : away) consider(until);
   return next;
 }
 
-void Run::End(v1::RunState state, absl::string_view reason) {
-  record_.set_state(state);
-  record_.set_reason(std::string(reason));
-  if (const std::string missing = state == v1::RUN_STATE_DONE ? checkpoints_.End() : "";
-      !missing.empty()) {
-    record_.set_reason(absl::StrCat(reason, reason.empty() ? "" : "; ", missing));
+void Run::FallBehind(uint32_t version) {
+  if (!stale_.Add(version)) return;
+  groups_.Disband("the coordinator's store is older than the values of the run");
+  aggregators_.Reset();
+  rounds_.Reopen();
+  cluster_.Count("runs_behind");
+  for (const std::string& id : cluster_.members().aggregators()) {
+    aggregators_.RequestReport(*cluster_.members().Find(id));
   }
-  record_.set_ended_ms(absl::ToUnixMillis(cluster_.now()));
-  record_.clear_evaluating();
-  RecordBytes();
-  Disband(absl::StrCat("the run has ended: ", reason));
-  for (const std::string& name : record_.shards()) {
+}
+
+std::optional<RebuiltRun> Run::OnReport(const std::string& aggregator,
+                                        const v1::RunReport& report) {
+  if (!behind()) return std::nullopt;
+  std::optional<RebuiltRun> rebuilt = stale_.OnReport(*this, aggregator, report);
+  if (!rebuilt.has_value() || !rebuilt->ended) return rebuilt;
+  // Their files are deleted with the run.
+  for (const auto& [name, one] : stale_.reports()) stored_.record().add_former_shards(name);
+  End(v1::RUN_STATE_STOPPED,
+      "it had ended, with a result that is lost: the coordinator's store is older");
+  return std::nullopt;
+}
+
+// A closing round is kept: with the disk restored, it can be finished.
+void Run::Park(const Aggregators::LostShard& lost) {
+  for (const Slot& slot : slots_) evaluation_.Free(slot);
+  v1::RunRecord& record = stored_.record();
+  const std::string& name = record.shards(static_cast<int>(lost.shard));
+  record.set_state(v1::RUN_STATE_PARKED);
+  record.set_reason(
+      absl::StrCat(lost.reason, "; no live group can restore it; restore the disk of ",
+                   "aggregator ", name, ", or start it again; then: cadre resume ", id()));
+  groups_.Disband(absl::StrCat("the run is parked: ", lost.reason));
+  aggregators_.Reset();
+  rounds_.Reopen();
+  rounds_.RecordTraffic();
+  stored_.Save();
+  cluster_.Count("runs_parked");
+}
+
+absl::Status Run::Resume() {
+  if (behind()) {
+    return absl::FailedPreconditionError(absl::StrCat("run ", id(), ": ", WaitReason()));
+  }
+  if (!parked()) {
+    return absl::FailedPreconditionError(absl::StrCat("run ", id(), " is not parked"));
+  }
+  v1::RunRecord& record = stored_.record();
+  record.clear_reason();
+  record.set_state(record.started_ms() == 0       ? v1::RUN_STATE_QUEUED
+                   : AtEnd(record, record.step()) ? v1::RUN_STATE_FINISHING
+                                                  : v1::RUN_STATE_RUNNING);
+  groups_.UpdateDemand();
+  stored_.Save();
+  aggregators_.OpenAll();
+  return absl::OkStatus();
+}
+
+void Run::Adopt(const v1::CommitRecord& newest, const std::optional<v1::CommitRecord>& closing) {
+  rounds_.Adopt(newest);
+  if (closing.has_value()) rounds_.Adopt(*closing);
+  Submit();
+  aggregators_.OpenAll();
+}
+
+void Run::Fail(const std::optional<std::string>& reason) {
+  if (reason.has_value()) End(v1::RUN_STATE_FAILED, *reason);
+}
+
+void Run::End(v1::RunState state, absl::string_view reason) {
+  v1::RunRecord& record = stored_.record();
+  record.set_state(state);
+  record.set_reason(std::string(reason));
+  if (const std::string missing = state == v1::RUN_STATE_DONE ? evaluation_.EndCheckpoints() : "";
+      !missing.empty()) {
+    record.set_reason(absl::StrCat(reason, reason.empty() ? "" : "; ", missing));
+  }
+  record.set_ended_ms(absl::ToUnixMillis(cluster_.now()));
+  record.clear_evaluating();
+  rounds_.RecordTraffic();
+  groups_.Disband(absl::StrCat("the run has ended: ", reason));
+  for (const std::string& name : record.shards()) {
     const Member* const member = cluster_.members().Aggregator(name);
-    if (member != nullptr) SendCloseRun(*member);
+    if (member != nullptr) cluster_.SendTo(member->id(), CloseRun());
   }
   // Idle workers may have been started for this run alone.
   for (const std::string& worker : cluster_.members().idle()) {
@@ -206,92 +419,17 @@ void Run::End(v1::RunState state, absl::string_view reason) {
     none.set_run(id());
     cluster_.SendRelease(worker, none, "the run has ended", state);
   }
-  commits_.Abandon();
+  rounds_.Abandon();
   history_.Flush(cluster_.out());
-  Save();
+  stored_.Save();
   for (const auto& [id, member] : cluster_.members().all()) {
     if (member.record.has_reservation() && IsReserved(member.record.reservation())) {
-      SendRunEnded(member);
+      cluster_.SendTo(id, RunEnded(state == v1::RUN_STATE_DONE, record.reason()));
     }
   }
   cluster_.Count(state == v1::RUN_STATE_DONE     ? "runs_done"
                  : state == v1::RUN_STATE_FAILED ? "runs_failed"
                                                  : "runs_stopped");
-}
-
-void Run::SendRunEnded(const Member& worker) const {
-  SendEnded(worker, record_.state() == v1::RUN_STATE_DONE, record_.reason());
-}
-
-void Run::SendEnded(const Member& worker, bool done, absl::string_view reason) const {
-  v1::CoordinatorMessage message;
-  v1::RunEnded& ended = *message.mutable_run_ended();
-  ended.set_run(id());
-  ended.set_done(done);
-  ended.set_reason(std::string(reason));
-  ended.set_version(record_.version());
-  ended.set_step(record_.step());
-  cluster_.SendTo(worker.id(), message);
-}
-
-void Run::Disband(absl::string_view reason) {
-  for (Slot& slot : slots_) {
-    ReleaseMembers(slot, reason);
-    slot = Slot(id(), slot.group(), cluster_.now());
-    slots_.Update(slot);
-  }
-  away_.clear();
-  loading_.clear();
-  barrier_since_ = absl::InfiniteFuture();
-  UpdateDemand();
-  // Without their records, a restart finds no group of this run.
-  cluster_.out().EraseBelow(GroupsPrefix(id()));
-}
-
-bool Run::AddWarning(const std::string& text) {
-  if (record_.warnings_size() >= kMaxWarnings || absl::c_linear_search(record_.warnings(), text)) {
-    return false;
-  }
-  record_.add_warnings(text);
-  if (record_.warnings_size() == kMaxWarnings) {
-    record_.add_warnings("further warnings are only in the logs of the members");
-  }
-  cluster_.ReportRun(v1::EVENT_KIND_RUN_WARNING, id(), text);
-  cluster_.Count("warnings");
-  Save();
-  return true;
-}
-
-// The spec, which may be large and does not change, has a record of its own.
-void Run::Save() {
-  if (std::exchange(reported_, record_.state()) != record_.state()) {
-    const bool explained = !record_.reason().empty() && record_.state() >= v1::RUN_STATE_DONE;
-    cluster_.ReportRun(v1::EVENT_KIND_RUN_STATE, id(),
-                       absl::StrCat("the run is ", EnumText(record_.state()), explained ? ": " : "",
-                                    explained ? record_.reason() : ""));
-  }
-  v1::RunSpec* const spec = record_.release_spec();
-  cluster_.out().Put(RunKey(id()), record_);
-  record_.set_allocated_spec(spec);
-}
-
-void Run::SaveSpec() { cluster_.out().Put(SpecKey(id()), record_.spec()); }
-
-void Run::Save(const Slot& slot) {
-  cluster_.out().Put(GroupKey(id(), slot.group()), slot.record());
-}
-
-void Run::Moved(const Slot& slot) {
-  slots_.Update(slot);
-  UpdateDemand();
-  Save(slot);
-}
-
-void Run::UpdateDemand() {
-  cluster_.SetDemand(
-      number(), {.device = RequestedDevice(spec()),
-                 .ranks = RanksPerGroup(spec()),
-                 .slots = active() && !spec().model().has_opaque() ? slots_.waiting().size() : 0});
 }
 
 }  // namespace cadre

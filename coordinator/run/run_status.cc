@@ -1,9 +1,9 @@
-// The status of a run and of its groups. Part of Run.
+// The status of a run and of its groups.
 //
 // The status is computed from the state for every request; only reports of the members are stored
 // for it. All times are by the coordinator's clock. Values that a restart loses (progress,
 // heartbeats, measured step times) are absent until the members have sent them again.
-#include "coordinator/run/run.h"
+#include "coordinator/run/run_view.h"
 
 #include <algorithm>
 #include <cmath>
@@ -70,10 +70,83 @@ v1::GroupMember RankStatus(const Membership& members, const Slot& slot, uint32_t
   return member;
 }
 
+// Requires: `status` has the parameters and the number of groups.
+void FillTraffic(const v1::RunRecord& record, const RunTraffic& traffic, v1::RunStatus& status) {
+  const uint64_t groups = status.groups();
+  status.set_payload_bytes_across_groups(record.payload_bytes() + traffic.payload);
+  status.set_bytes_across_groups(record.message_bytes() + traffic.up + traffic.down);
+  status.set_bytes_up(record.bytes_up() + traffic.up);
+  status.set_bytes_down(status.bytes_across_groups() - status.bytes_up());
+  // Synchronous training would perform one all-reduce of the gradients of all groups per step,
+  // which sends 2 (G - 1) n values in total. G is the present number of groups.
+  status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
+                                             sizeof(float) *
+                                             (record.step() - FirstStep(record.spec())));
+  if (const uint64_t bytes = status.bytes_across_groups(); bytes > 0) {
+    const double steps = record.step() - FirstStep(record.spec());
+    status.set_traffic_factor(8.0 * static_cast<double>(status.parameters()) * steps *
+                              static_cast<double>(groups) / static_cast<double>(bytes));
+    status.set_exposed_exchange_seconds((record.exchange_seconds() + traffic.exposed_seconds) /
+                                        static_cast<double>(groups));
+    status.set_transfer_seconds((record.transfer_seconds() + traffic.transfer_seconds) /
+                                static_cast<double>(groups));
+  }
+}
+
+void FillTimes(const RunView& run, absl::Time now, v1::RunStatus& status) {
+  const v1::RunRecord& record = run.record();
+  if (record.started_ms() == 0) return;
+  const absl::Time end = run.live() ? now : absl::FromUnixMillis(record.ended_ms());
+  const double seconds =
+      std::max(0.0, absl::ToDoubleSeconds(end - absl::FromUnixMillis(record.started_ms())));
+  status.set_seconds(seconds);
+  // Contributions are counted at commits; before the first one, the rate of the groups is used.
+  double now_training = 0;
+  double tokens_now = 0;
+  uint32_t step = record.step();
+  for (const Slot& slot : run.slots()) {
+    now_training += slot.progress.samples_per_second();
+    tokens_now += slot.tokens_per_second();
+    step = std::max(step, slot.progress.step());
+  }
+  if (record.samples() > 0 && seconds > 0) {
+    status.set_samples_per_second(static_cast<double>(record.samples()) / seconds);
+    status.set_tokens_per_second(static_cast<double>(record.metrics().tokens()) / seconds);
+  } else {
+    status.set_samples_per_second(now_training);
+    status.set_tokens_per_second(tokens_now);
+  }
+  const uint32_t done = step - FirstStep(record.spec());
+  if (run.active() && done > 0 && status.total_steps() > step) {
+    status.set_eta_seconds(seconds / done * (status.total_steps() - step));
+  }
+}
+
+// AT_BOUNDARY lasts from Contributed to Decision, also while a commit is being applied.
+v1::GroupState StateOf(const Slot& slot, const Round& round) {
+  if (slot.waiting()) return v1::GROUP_STATE_WAITING;
+  if (!slot.started()) return v1::GROUP_STATE_PREPARING;
+  if (slot.record().at_end()) return v1::GROUP_STATE_IDLE;
+  if (slot.unanswered != 0 || round.Has(slot.group())) return v1::GROUP_STATE_AT_BOUNDARY;
+  return slot.progress.solo_steps() > 0 ? v1::GROUP_STATE_SOLO : v1::GROUP_STATE_TRAINING;
+}
+
+// The ranks of the group that have lost their streams; empty if there are none. A group waits for
+// such a rank until its lease expires.
+std::string DisconnectedRanks(const Membership& members, const Slot& slot) {
+  std::vector<std::string> away;
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+    const Member* const member = members.Find(slot.record().members(rank));
+    if (member == nullptr || member->connected()) continue;
+    away.push_back(Programs::Describe(rank, *member));
+  }
+  return away.empty() ? "" : absl::StrCat("waiting for ", absl::StrJoin(away, ", "));
+}
+
 }  // namespace
 
-v1::RunStatus Run::Status(absl::Time now) const {
-  const v1::RunRecord& record = record_;
+v1::RunStatus RunView::Status(absl::Time now) const {
+  const v1::RunRecord& record = this->record();
   v1::RunStatus status;
   status.set_run(record.run());
   status.set_name(record.spec().name());
@@ -90,96 +163,41 @@ v1::RunStatus Run::Status(absl::Time now) const {
   if (record.has_metrics()) *status.mutable_metrics() = record.metrics();
   status.set_evaluation_seconds(record.evaluation_seconds());
   status.set_rounds_committed(record.rounds_committed());
-  status.set_payload_bytes_across_groups(record.payload_bytes() + traffic_.payload);
-  status.set_bytes_across_groups(record.message_bytes() + traffic_.up + traffic_.down);
-  status.set_bytes_up(record.bytes_up() + traffic_.up);
-  status.set_bytes_down(status.bytes_across_groups() - status.bytes_up());
   status.set_digest(record.digest() == 0 ? "" : DigestHex(record.digest()));
   status.set_samples(record.samples());
-  const uint64_t groups = slots_.size();
+  const uint64_t groups = slots().size();
   status.set_groups(groups);
   if (record.scaling_to() != groups) status.set_scaling_to(record.scaling_to());
-  status.set_groups_alive(slots_.started().size());
+  status.set_groups_alive(slots().started().size());
   // A graph of the model is built for it, so it is computed once.
   if (!parameters_.has_value()) {
     parameters_ = options_.parameter_count ? options_.parameter_count(record.spec()) : 0;
   }
   status.set_parameters(*parameters_);
-  // Synchronous training would perform one all-reduce of the gradients of all groups per step,
-  // which sends 2 (G - 1) n values in total. G is the present number of groups.
-  status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
-                                             sizeof(float) *
-                                             (record.step() - FirstStep(record.spec())));
-  if (const uint64_t bytes = status.bytes_across_groups(); bytes > 0) {
-    const double steps = record.step() - FirstStep(record.spec());
-    status.set_traffic_factor(8.0 * static_cast<double>(status.parameters()) * steps *
-                              static_cast<double>(groups) / static_cast<double>(bytes));
-    status.set_exposed_exchange_seconds((record.exchange_seconds() + traffic_.exposed_seconds) /
-                                        static_cast<double>(groups));
-    status.set_transfer_seconds((record.transfer_seconds() + traffic_.transfer_seconds) /
-                                static_cast<double>(groups));
-  }
-  for (const Slot& slot : slots_) {
+  FillTraffic(record, parts_.rounds.traffic(), status);
+  for (const Slot& slot : slots()) {
     status.set_rate(std::max(status.rate(), slot.progress.rate()));
     if (record.step() == 0 && slot.progress.has_loss()) status.set_loss(slot.progress.loss());
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
-  if (checkpoints_.Writes()) *status.mutable_checkpoint() = record.checkpoint();
+  if (parts_.evaluation.checkpoints().Writes()) *status.mutable_checkpoint() = record.checkpoint();
   *status.mutable_warnings() = record.warnings();
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
-  FillTimes(now, status);
+  FillTimes(*this, now, status);
   if (status.tokens_per_second() > 0 || record.metrics().tokens() > 0) FillPerplexity(status);
   return status;
 }
 
-void Run::FillTimes(absl::Time now, v1::RunStatus& status) const {
-  const v1::RunRecord& record = record_;
-  if (record.started_ms() == 0) return;
-  const absl::Time end = live() ? now : absl::FromUnixMillis(record.ended_ms());
-  const double seconds =
-      std::max(0.0, absl::ToDoubleSeconds(end - absl::FromUnixMillis(record.started_ms())));
-  status.set_seconds(seconds);
-  // Contributions are counted at commits; before the first one, the rate of the groups is used.
-  double now_training = 0;
-  double tokens_now = 0;
-  uint32_t step = record.step();
-  for (const Slot& slot : slots_) {
-    now_training += slot.progress.samples_per_second();
-    tokens_now += slot.tokens_per_second();
-    step = std::max(step, slot.progress.step());
-  }
-  if (record.samples() > 0 && seconds > 0) {
-    status.set_samples_per_second(static_cast<double>(record.samples()) / seconds);
-    status.set_tokens_per_second(static_cast<double>(record.metrics().tokens()) / seconds);
-  } else {
-    status.set_samples_per_second(now_training);
-    status.set_tokens_per_second(tokens_now);
-  }
-  const uint32_t done = step - FirstStep(record.spec());
-  if (active() && done > 0 && status.total_steps() > step) {
-    status.set_eta_seconds(seconds / done * (status.total_steps() - step));
-  }
-}
-
-// AT_BOUNDARY lasts from Contributed to Decision, also while a commit is being applied.
-v1::GroupState Run::StateOf(const Slot& slot) const {
-  if (slot.waiting()) return v1::GROUP_STATE_WAITING;
-  if (!slot.started()) return v1::GROUP_STATE_PREPARING;
-  if (slot.record().at_end()) return v1::GROUP_STATE_IDLE;
-  if (slot.unanswered != 0 || round_.Has(slot.group())) return v1::GROUP_STATE_AT_BOUNDARY;
-  return slot.progress.solo_steps() > 0 ? v1::GROUP_STATE_SOLO : v1::GROUP_STATE_TRAINING;
-}
-
-v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
+v1::GroupStatus RunView::StatusOf(const Slot& slot, bool details) const {
   v1::GroupStatus status;
   const v1::GroupRecord& record = slot.record();
   status.set_run(id());
   status.set_group(slot.group());
   status.set_generation(record.generation());
-  status.set_state(StateOf(slot));
+  status.set_state(StateOf(slot, round()));
   // Programs divide their work themselves.
-  if (!HasOwnLoop(slot)) {
+  if (!slot.own_loop()) {
     for (const v1::MeshAxis& axis : record.plan().mesh()) {
       (*status.mutable_mesh())[axis.name()] = axis.size();
     }
@@ -209,12 +227,12 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
   if (slot.waiting()) {
     const std::string incomplete = IncompletePrograms();
     if (!incomplete.empty()) status.set_reason(AfterReason(status.reason(), incomplete));
-  } else if (const std::string away = DisconnectedRanks(slot); !away.empty()) {
+  } else if (const std::string away = DisconnectedRanks(cluster_.members(), slot); !away.empty()) {
     status.set_reason(AfterReason(status.reason(), away));
   }
-  if (slot.prepared() && round_.HasLeft(slot.group())) {
+  if (slot.prepared() && round().HasLeft(slot.group())) {
     status.set_reason(AfterReason(
-        status.reason(), absl::StrCat("begins after round ", round_.round(),
+        status.reason(), absl::StrCat("begins after round ", round().round(),
                                       ", which has a contribution of this group already")));
   }
   if (details) *status.mutable_plan() = slot.plan();
@@ -224,75 +242,64 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
   return status;
 }
 
-// A group waits for a rank without a stream until the lease of the rank expires.
-std::string Run::DisconnectedRanks(const Slot& slot) const {
-  std::vector<std::string> away;
-  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
-    const Member* const member = cluster_.members().Find(slot.record().members(rank));
-    if (member == nullptr || member->connected()) continue;
-    away.push_back(Programs::Describe(rank, *member));
-  }
-  return away.empty() ? "" : absl::StrCat("waiting for ", absl::StrJoin(away, ", "));
-}
-
-void Run::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
+void RunView::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
   if (!live()) return;
-  for (int i = 0; i < shards_.size(); ++i) {
-    if (!shards_.Owns(aggregator.record.name(), i)) continue;
+  for (int i = 0; i < shards().size(); ++i) {
+    if (!shards().Owns(aggregator.record.name(), i)) continue;
     v1::ShardState& shard = *status.add_shards();
     shard.set_run(id());
-    shard.set_lineage(record_.lineage());
+    shard.set_lineage(record().lineage());
     shard.set_shard(i);
-    shard.set_version(record_.version());
-    shard.set_digest(commits_.ShardDigest(i).value_or(0));
+    shard.set_version(record().version());
+    shard.set_digest(commits().ShardDigest(i).value_or(0));
   }
 }
 
-std::string Run::WaitReason() const {
+std::string RunView::WaitReason() const {
   const std::optional<std::string> reason = WaitReasonBesideWorkers();
   return reason.has_value() ? *reason : MissingWorkers();
 }
 
-std::string Run::WaitReasonForPrograms() const { return WaitReasonBesideWorkers().value_or(""); }
-
 // Returns the first reason that applies, in the order in which a run needs its members.
-std::optional<std::string> Run::WaitReasonBesideWorkers() const {
+std::optional<std::string> RunView::WaitReasonBesideWorkers() const {
   if (behind()) {
     return absl::StrCat("its record is older than the values of its aggregators, and is rebuilt: ",
-                        behind_->problem);
+                        parts_.stale.problem());
   }
-  for (const std::string& name : record_.shards()) {
+  for (const std::string& name : record().shards()) {
     const Member* const member = cluster_.members().Aggregator(name);
     if (member == nullptr || !member->connected()) {
       return absl::StrCat("waiting for aggregator ", name);
     }
   }
-  for (const std::string& name : record_.shards()) {
+  for (const std::string& name : record().shards()) {
     const Member& aggregator = *cluster_.members().Aggregator(name);
     for (const v1::DelayedOrder& delayed : aggregator.delayed_orders) {
       if (delayed.run() == id()) return Cluster::DelayText(aggregator, delayed);
     }
   }
-  if (std::string reason = shards_.RestoreReason(); !reason.empty()) return reason;
-  if (record_.has_evaluating() && IsComplete(record_.evaluating())) {
-    if (AwaitsPrograms()) return "waiting for the programs to load the last version";
-    if (AwaitsCheckpoint()) {
+  if (std::string reason = shards().RestoreReason(); !reason.empty()) return reason;
+  if (parts_.evaluation.complete()) {
+    if (parts_.evaluation.AwaitsPrograms())
+      return "waiting for the programs to load the last version";
+    if (parts_.evaluation.AwaitsCheckpoint()) {
       return absl::StrCat("waiting for group 0 to write the last checkpoint, of step ",
-                          record_.step());
+                          record().step());
     }
   }
-  if (slots_.waiting().size() < slots_.size()) {
-    const bool all_prepared = slots_.waiting().size() + slots_.prepared().size() == slots_.size();
-    if (AwaitsData() && all_prepared) {
+  if (slots().waiting().size() < slots().size()) {
+    const bool all_prepared =
+        slots().waiting().size() + slots().prepared().size() == slots().size();
+    if (awaits_data() && all_prepared) {
       return "waiting for a worker of Cadre, which reads the data: programs alone need stop.steps";
     }
-    if (record_.state() == v1::RUN_STATE_QUEUED) return "workers are preparing";
+    if (record().state() == v1::RUN_STATE_QUEUED) return "workers are preparing";
     const uint32_t min_groups = spec().averaging().min_groups();
-    const size_t alive = slots_.started().size();
-    if (alive >= min_groups || record_.state() != v1::RUN_STATE_RUNNING) return "";
+    const size_t alive = slots().started().size();
+    if (alive >= min_groups || record().state() != v1::RUN_STATE_RUNNING) return "";
     return absl::StrCat("waiting for groups: ", alive, " of at least ", min_groups, " are live");
   }
-  if (averages() && record_.shards_size() == 0) {
+  if (averages() && record().shards_size() == 0) {
     const Membership::Ids& aggregators = cluster_.members().aggregators();
     const auto connected = std::count_if(
         aggregators.begin(), aggregators.end(),
@@ -302,10 +309,10 @@ std::optional<std::string> Run::WaitReasonBesideWorkers() const {
       return absl::StrCat("waiting for aggregators: ", connected, " of ", required, " connected");
     }
   }
-  if (averages() && record_.shards_size() > 0 && !shards_open()) {
+  if (averages() && record().shards_size() > 0 && !shards_open()) {
     std::vector<std::string> opening;
-    for (int shard = 0; shard < shards_.size(); ++shard) {
-      if (!shards_.IsOpen(shard)) opening.push_back(record_.shards(shard));
+    for (int shard = 0; shard < shards().size(); ++shard) {
+      if (!shards().IsOpen(shard)) opening.push_back(record().shards(shard));
     }
     return absl::StrCat("aggregators are opening their shards: ", absl::StrJoin(opening, ", "));
   }
@@ -314,7 +321,7 @@ std::optional<std::string> Run::WaitReasonBesideWorkers() const {
 }
 
 // It visits all idle workers, so it is called for a status, but not for every event.
-std::string Run::IncompletePrograms() const {
+std::string RunView::IncompletePrograms() const {
   std::set<absl::string_view> seen;
   std::vector<std::string> incomplete;
   for (const std::string& id : cluster_.members().idle()) {
@@ -331,14 +338,13 @@ std::string Run::IncompletePrograms() const {
   return absl::StrJoin(incomplete, "; ");
 }
 
-std::string Run::MissingWorkers() const {
+std::string RunView::MissingWorkers() const {
   const std::string incomplete = IncompletePrograms();
-  if (incomplete.empty() && !record_.reason().empty()) {  // of OnLoopEnded
-    const uint32_t total = TotalSteps(record_);
-    return absl::StrCat(record_.reason(), " at step ", record_.step(),
+  if (incomplete.empty() && !record().reason().empty()) {  // of OnLoopEnded
+    const uint32_t total = TotalSteps(record());
+    return absl::StrCat(record().reason(), " at step ", record().step(),
                         total > 0 ? absl::StrCat(" of ", total) : "",
-                        "; it continues when a program joins, and `cadre stop ", id(),
-                        "` ends it");
+                        "; it continues when a program joins, and `cadre stop ", id(), "` ends it");
   }
   if (spec().model().has_opaque()) {
     return incomplete.empty() ? "waiting for a program to join" : incomplete;
@@ -347,7 +353,7 @@ std::string Run::MissingWorkers() const {
   return incomplete.empty() ? workers : absl::StrCat(workers, "; ", incomplete);
 }
 
-std::string Run::MissingNativeWorkers() const {
+std::string RunView::MissingNativeWorkers() const {
   const uint32_t ranks = RanksPerGroup(spec());
   const v1::RunSpec::Precision precision = spec().precision();
   // Idle workers that support the precision.
@@ -372,6 +378,23 @@ std::string Run::MissingNativeWorkers() const {
   return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers", kind, supporting,
                       "; idle: ", cuda, " with CUDA devices, ", cpu, " with CPUs",
                       cluster_.ExcludedWorkers());
+}
+
+v1::CoordinatorMessage RunView::RunEnded(bool done, absl::string_view reason) const {
+  v1::CoordinatorMessage message;
+  v1::RunEnded& ended = *message.mutable_run_ended();
+  ended.set_run(id());
+  ended.set_done(done);
+  ended.set_reason(std::string(reason));
+  ended.set_version(record().version());
+  ended.set_step(record().step());
+  return message;
+}
+
+v1::CoordinatorMessage RunView::CloseRun() const {
+  v1::CoordinatorMessage message;
+  message.mutable_close_run()->set_run(id());
+  return message;
 }
 
 }  // namespace cadre

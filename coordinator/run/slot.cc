@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -203,6 +204,13 @@ void Slot::ResetProgress() {
   refusal = v1::REFUSAL_UNSPECIFIED;
   step_seconds_ = 0;
   tokens_per_second_ = 0;
+}
+
+// A group that has not reported a loss since its last message keeps the one before.
+void Slot::SetProgress(const v1::Progress& reported, uint64_t per_sample, uint32_t batch) {
+  NoteTokens(reported, per_sample, batch);
+  const v1::Progress before = std::exchange(progress, reported);
+  if (!reported.has_loss() && before.has_loss()) progress.set_loss(before.loss());
 }
 
 void Slot::NoteTokens(const v1::Progress& reported, uint64_t per_sample, uint32_t batch) {

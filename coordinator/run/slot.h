@@ -18,7 +18,6 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "coordinator/events/deadlines.h"
-#include "coordinator/run/group_trace.h"
 #include "coordinator/run/replan.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -38,6 +37,8 @@ class Slot {
   bool started() const { return !waiting() && record_.started(); }
   bool catches_up() const { return started() && record_.catches_up(); }
   bool prepared() const { return preparing() && prepared_.size() == ranks(); }
+  // Whether it is a program with a training loop of its own (Reservation).
+  bool own_loop() const { return record_.plan().own_loop(); }
   uint32_t ranks() const { return record_.members_size(); }
   uint32_t group() const { return record_.group(); }
   const v1::GroupRecord& record() const { return record_; }
@@ -102,9 +103,9 @@ class Slot {
   // Seconds of a step in its last periods; 0: unknown.
   double step_seconds() const { return step_seconds_; }
 
-  // Requires: `progress` is not stored yet. `per_sample`: tokens of a sample; 0: those that the
-  // group reports for steps of `batch` samples.
-  void NoteTokens(const v1::Progress& reported, uint64_t per_sample, uint32_t batch);
+  // Stores a report of rank 0. `per_sample`: tokens of a sample; 0: those that the group reports for
+  // steps of `batch` samples.
+  void SetProgress(const v1::Progress& reported, uint64_t per_sample, uint32_t batch);
   // By its last report; 0: not known.
   double tokens_per_second() const { return tokens_per_second_; }
 
@@ -132,10 +133,10 @@ class Slot {
   std::vector<std::string> preferred_members;
   // The progress of its ranks; empty until one has reported it.
   std::optional<ProgressWatch> watch;
-  // A trace in progress. It must be answered before Clear.
-  std::optional<GroupTrace> trace;
 
  private:
+  // Requires: `progress` is not stored yet.
+  void NoteTokens(const v1::Progress& reported, uint64_t per_sample, uint32_t batch);
   void ResetProgress();
 
   v1::GroupRecord record_;

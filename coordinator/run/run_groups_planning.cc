@@ -1,5 +1,5 @@
-// Measurements of groups, changes to better plans, and growth of small groups. Part of Run.
-#include "coordinator/run/run.h"
+// Measurements of groups, changes to better plans, and growth of small groups. Part of RunGroups.
+#include "coordinator/run/run_groups.h"
 
 #include <algorithm>
 #include <optional>
@@ -33,7 +33,7 @@ uint64_t StepsLeft(const v1::RunRecord& run) {
 
 // The member sends this message again after every reconnect; it is idempotent. An invalid message
 // is dropped but the stream stays open, because the member would send it on the next stream again.
-void Run::OnMeasured(const Member& member, const v1::Measured& measured) {
+void RunGroups::OnMeasured(const Member& member, const v1::Measured& measured) {
   if (!CheckMeasured(measured).ok()) {
     cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
     return;
@@ -45,13 +45,13 @@ void Run::OnMeasured(const Member& member, const v1::Measured& measured) {
   slot.better.reset();
   slot.considered = false;
   planner_.OnMeasured(record_, slot, member, measured);
-  Save(slot);
+  stored_.Save(slot);
   // The plans are known at the next commit.
   if (MayGain(slot)) planner_.ConsiderPlan(record_, slot);
 }
 
-bool Run::MayGain(const Slot& slot) const {
-  if (options_.planning == nullptr || !slot.measured.has_value() || !MayReplan(spec()) ||
+bool RunGroups::MayGain(const Slot& slot) const {
+  if (options_.planning == nullptr || !slot.measured.has_value() || !MayReplan(run_.spec()) ||
       record_.state() != v1::RUN_STATE_RUNNING) {
     return false;
   }
@@ -59,18 +59,18 @@ bool Run::MayGain(const Slot& slot) const {
   return IsWorthwhile(best_case, StepsLeft(record_), slot.formation());
 }
 
-bool Run::CanReform(const Slot& slot) const {
+bool RunGroups::CanReform(const Slot& slot) const {
   for (const std::string& id : slot.record().members()) {
     const Member* const member = cluster_.members().Find(id);
     if (member == nullptr || !member->connected()) return false;
   }
   // A waiting slot would take the released workers.
-  return !cluster_.AnyDemandUpTo(number());
+  return !cluster_.AnyDemandUpTo(run_.number());
 }
 
 // At a commit a group holds no uncommitted state: it is released, and its slot is re-formed
 // immediately with the same members and the better plan.
-bool Run::MaybeReplan(Slot& slot) {
+bool RunGroups::MaybeReplan(Slot& slot) {
   if (!MayGain(slot) || !CanReform(slot)) return false;
   planner_.ConsiderPlan(record_, slot);
   if (!slot.better.has_value() ||
@@ -89,23 +89,23 @@ bool Run::MaybeReplan(Slot& slot) {
   return true;
 }
 
-v1::Cluster::Device Run::DeviceKindOf(const Slot& slot) const {
+v1::Cluster::Device RunGroups::DeviceKindOf(const Slot& slot) const {
   const Member* const first = cluster_.members().Find(slot.record().members(0));
   return first == nullptr ? v1::Cluster::DEVICE_UNSPECIFIED : first->record.device_kind();
 }
 
 // A group with fewer ranks than requested grows at a commit, when it holds no uncommitted state: it
 // is released, and its slot is re-formed with workers that are idle.
-bool Run::MaybeGrow(Slot& slot) {
-  const size_t requested = RanksPerGroup(spec());
-  if (HasOwnLoop(slot)) return false;
+bool RunGroups::MaybeGrow(Slot& slot) {
+  const size_t requested = RanksPerGroup(run_.spec());
+  if (slot.own_loop()) return false;
   if (slot.ranks() >= requested || record_.state() != v1::RUN_STATE_RUNNING) return false;
   const v1::Cluster::Device kind = DeviceKindOf(slot);
-  const size_t reserved = cluster_.DemandUpTo(number(), kind);
-  const size_t idle = cluster_.CountTrusted(kind, spec().precision());
+  const size_t reserved = cluster_.DemandUpTo(run_.number(), kind);
+  const size_t idle = cluster_.CountTrusted(kind, run_.spec().precision());
   if (idle <= reserved) return false;
   size_t ranks = std::min(requested, slot.ranks() + idle - reserved);
-  while (ranks > slot.ranks() && !options_.plan(spec(), ranks).ok()) --ranks;
+  while (ranks > slot.ranks() && !options_.plan(run_.spec(), ranks).ok()) --ranks;
   if (ranks <= slot.ranks()) return false;
   cluster_.Count("groups_grown");
   Fence(slot, "the group grows: workers are idle", kReleased);

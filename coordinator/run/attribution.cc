@@ -1,4 +1,4 @@
-// Who caused the failure of a generation, and what follows. Part of Run.
+// Who caused the failure of a generation, and what follows.
 //
 // A failure concerns one of four:
 //
@@ -17,6 +17,8 @@
 // A rank that hangs is found by its heartbeats (deadlines.h). All ranks of a stalled group look
 // alike; which of them hangs is seen after the release: a healthy one leaves the generation within
 // seconds. None receives new work before it has.
+#include "coordinator/run/attribution.h"
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -25,7 +27,6 @@
 #include "absl/strings/str_join.h"
 #include "coordinator/cluster/device_match.h"
 #include "coordinator/run/evaluation.h"
-#include "coordinator/run/run.h"
 #include "coordinator/run/run_rules.h"
 #include "proto/enum_text.h"
 
@@ -39,7 +40,8 @@ constexpr int kPausedSteps = 4;
 
 }  // namespace
 
-void Run::OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
+std::optional<std::string> Attribution::OnGroupFailed(const Member& member,
+                                                      const v1::GroupFailed& failed) {
   const v1::RankSlot& place = failed.place();
   if (member.Holds(place)) {
     Slot& slot = slots_[place.group()];
@@ -52,42 +54,42 @@ void Run::OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
     }
     failure_reports_.emplace_back(place, std::move(ranks), cluster_.now());
     const bool known = failed.cause() != v1::FAILURE_CAUSE_UNSPECIFIED;
-    Fence(slot, absl::StrCat("rank ", place.rank(), " (", member.id(), "): ", failed.reason()),
-          known ? failed.cause() : v1::FAILURE_CAUSE_PEER);
+    groups_.Fence(slot,
+                  absl::StrCat("rank ", place.rank(), " (", member.id(), "): ", failed.reason()),
+                  known ? failed.cause() : v1::FAILURE_CAUSE_PEER);
   }
   const auto reports =
       std::find_if(failure_reports_.begin(), failure_reports_.end(),
                    [&](const FailureReports& one) { return one.Covers(place, member.id()); });
-  if (reports != failure_reports_.end() && reports->Add(failed)) {
-    Attribute(member, failed, *reports);
+  if (reports == failure_reports_.end() || !reports->Add(failed) ||
+      !Attribute(member, failed, *reports)) {
+    return std::nullopt;
   }
+  // The cause lies in the run, not in the workers that have reported it.
+  if (IsOfSender(failed.cause())) cluster_.standings().Forgive(failed.cause());
+  return absl::StrCat("group ", place.group(), ", rank ", place.rank(), " (", member.id(), " on ",
+                      member.record.host(), "): ", failed.reason());
 }
 
-void Run::FailGroup(const Member& member, const v1::RankSlot& place, v1::FailureCause cause,
-                    const std::string& reason) {
+std::optional<std::string> Attribution::Fail(const Member& member, const v1::RankSlot& place,
+                                             v1::FailureCause cause, const std::string& reason) {
   v1::GroupFailed failed;
   *failed.mutable_place() = place;
   failed.set_cause(cause);
   failed.set_reason(reason);
-  OnGroupFailed(member, failed);
+  return OnGroupFailed(member, failed);
 }
 
-// A worker that cannot send what its group needs cannot train in it.
-void Run::FailRefused(const Member& member, const std::string& reason) {
-  const v1::RankSlot place = *member.place;
-  FailGroup(member, place, v1::FAILURE_CAUSE_PLAN, reason);
-}
-
-void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
-                    const FailureReports& reports) {
+bool Attribution::Attribute(const Member& member, const v1::GroupFailed& failed,
+                            const FailureReports& reports) {
   const v1::FailureCause cause = failed.cause();
   const v1::RankSlot& place = failed.place();
   Standings& standings = cluster_.standings();
   bool ends = false;
   if (IsOfSender(cause)) {
     standings.Fail(Cluster::WorkerOf(member), cause, failed.reason(), cluster_.now());
-    ends = IsPermanent(cause) && live() &&
-           failures_.Add(cause, member.record.host(), record_.version(), CountHosts()) &&
+    ends = IsPermanent(cause) && run_.live() &&
+           failures_.Add(cause, member.record.host(), run_.record().version(), CountHosts()) &&
            !(cause == v1::FAILURE_CAUSE_DATA_DIFFERS && MayAgreeOnData());
   } else if (cause == v1::FAILURE_CAUSE_DIVERGED) {
     std::set<std::string> hosts;
@@ -97,8 +99,8 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
       // One of them may have computed it wrongly.
       standings.Doubt(rank.worker, cluster_.now(), cluster_.now() + kDoubt);
     }
-    ends =
-        live() && failures_.AddDivergence(place.generation(), hosts, slots_.size(), CountHosts());
+    ends = run_.live() &&
+           failures_.AddDivergence(place.generation(), hosts, slots_.size(), CountHosts());
   } else if (cause == v1::FAILURE_CAUSE_PEER) {
     // Until all ranks have reported, other workers are preferred.
     for (const uint32_t rank : failed.suspects()) {
@@ -106,17 +108,12 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
       standings.Doubt(reports.ranks()[rank].worker, cluster_.now(), reports.until());
     }
   }
-  if (!ends) return;
-  // The cause lies in the run, not in the workers that have reported it.
-  if (IsOfSender(cause)) standings.Forgive(cause);
-  End(v1::RUN_STATE_FAILED,
-      absl::StrCat("group ", place.group(), ", rank ", place.rank(), " (", member.id(), " on ",
-                   member.record.host(), "): ", failed.reason()));
+  return ends;
 }
 
 // A suspect that has no stream was lost. The end of its lease is not recorded any more, since its
 // peers noticed the loss first and it has no rank.
-void Run::JudgeReports() {
+void Attribution::JudgeReports() {
   std::erase_if(failure_reports_, [this](const FailureReports& reports) {
     if (cluster_.now() < reports.until()) return false;
     const std::vector<uint32_t> suspects = reports.Suspects();
@@ -137,7 +134,7 @@ void Run::JudgeReports() {
   });
 }
 
-size_t Run::CountHosts() const {
+size_t Attribution::CountHosts() const {
   std::set<absl::string_view> hosts;
   for (const auto& [id, member] : cluster_.members().all()) {
     // Also one that connects again: its lease has not ended.
@@ -154,17 +151,22 @@ size_t Run::CountHosts() const {
   return hosts.size() + (cluster_.AwaitsUnknownHost() ? 1 : 0);
 }
 
-void Run::RecordSuccess(Slot& slot) {
-  if (!cluster_.standings().empty()) {
-    for (const std::string& id : slot.record().members()) {
-      const Member* const member = cluster_.members().Find(id);
-      if (member != nullptr) cluster_.standings().Succeed(Cluster::WorkerOf(*member));
-    }
-  }
-  if (slot.ClearFailures()) Save(slot);
+bool Attribution::MayAgreeOnData() const {
+  if (run_.has_started()) return false;
+  const size_t agreeing = data_sizes_.CountHosts(DataSizes::Of(run_.record()));
+  return data_sizes_.hosts() < CountHosts() || 2 * agreeing > data_sizes_.hosts();
 }
 
-bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
+Round::Away Attribution::Away() const {
+  Round::Away away = groups_.away();
+  for (const uint32_t group : rounds_.LeftOut()) away[group] = absl::InfinitePast();
+  for (const uint32_t group : paused_) {
+    if (group < slots_.size() && HasPaused(slots_[group])) away[group] = absl::InfinitePast();
+  }
+  return away;
+}
+
+bool Attribution::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   Slot& slot = slots_[member.place->group()];
   const uint32_t rank = member.place->rank();
   // The thread may still be occupied by an earlier generation.
@@ -174,13 +176,13 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   const bool reports = !idle || slot.preparing();
   v1::Activity activity =
       reports && (idle || !here) ? v1::ACTIVITY_PREPARING : heartbeat.activity();
-  const bool pulls = slot.version < record_.version();
-  const bool waits =
-      slot.unanswered != 0 || (slot.started() && round_.Has(slot.group())) ||
-      (slot.preparing() && slot.prepared_ranks().count(rank) != 0) ||
-      (activity == v1::ACTIVITY_EXCHANGING && !(pulls ? shards_.AllOpen() : shards_.AllAccept()));
+  const bool pulls = slot.version < run_.record().version();
+  const bool waits = slot.unanswered != 0 || (slot.started() && run_.round().Has(slot.group())) ||
+                     (slot.preparing() && slot.prepared_ranks().count(rank) != 0) ||
+                     (activity == v1::ACTIVITY_EXCHANGING &&
+                      !(pulls ? run_.shards().AllOpen() : run_.shards().AllAccept()));
   const bool at_end =
-      slot.record().at_end() && AssignedPart(record_.evaluating(), slot.group()) == nullptr;
+      slot.record().at_end() && AssignedPart(run_.record().evaluating(), slot.group()) == nullptr;
   if (waits && reports) {
     activity = v1::ACTIVITY_WAITING;
   } else if (activity == v1::ACTIVITY_WAITING && !at_end) {
@@ -190,7 +192,7 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   if (rank == 0) slot.reported = true;
   if (!slot.watch.has_value()) {
     slot.watch.emplace(options_.heartbeat,
-                       HasOwnLoop(slot) ? std::optional(MaxPause(spec())) : std::nullopt);
+                       slot.own_loop() ? std::optional(MaxPause(spec())) : std::nullopt);
   }
   if (slot.started() && slot.progress.step() > slot.record().step()) slot.watch->SetStepped();
   slot.watch->OnHeartbeat(rank, activity, here ? heartbeat.progress() : 0, cluster_.now(), pauses_);
@@ -206,22 +208,24 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   }
   // A round may wait for the progress of a group that loads, or for its reports; it no longer waits
   // for a group that pauses.
-  return stall.has_value() || loading_.contains(slot.group()) || !shards_.lost().empty() || paused;
+  return stall.has_value() || rounds_.IsLoading(slot.group()) || !run_.shards().lost().empty() ||
+         paused;
 }
 
 // A program whose steps take longer than the window still makes progress.
-bool Run::HasPaused(const Slot& slot) const {
-  if (!averages() || !slot.started() || !slot.watch.has_value() || round_.Has(slot.group())) {
+bool Attribution::HasPaused(const Slot& slot) const {
+  if (!run_.averages() || !slot.started() || !slot.watch.has_value() ||
+      run_.round().Has(slot.group())) {
     return false;
   }
   // The time of a contribution includes earlier pauses, the reported one does not.
   const double reported = SecondsOrZero(slot.progress.step_seconds());
   const double step = reported > 0 ? reported : slot.step_seconds();
   return slot.watch->program_pause() >=
-         std::max(round_.Grace(), kPausedSteps * absl::Seconds(step));
+         std::max(run_.round().Grace(), kPausedSteps * absl::Seconds(step));
 }
 
-void Run::FenceStalled(Slot& slot, const ProgressWatch::Stall& stall) {
+void Attribution::FenceStalled(Slot& slot, const ProgressWatch::Stall& stall) {
   pauses_.ObserveStall(stall.activity);
   std::string reason = absl::StrCat(
       "no progress for ", absl::FormatDuration(absl::Trunc(stall.pause, absl::Seconds(1))), " (",
@@ -241,7 +245,7 @@ void Run::FenceStalled(Slot& slot, const ProgressWatch::Stall& stall) {
   }
   if (!names.empty()) absl::StrAppend(&reason, "; first stopped: ", absl::StrJoin(names, ", "));
   cluster_.Count("groups_stalled");
-  Fence(slot, reason, v1::FAILURE_CAUSE_STALLED);
+  groups_.Fence(slot, reason, v1::FAILURE_CAUSE_STALLED);
 }
 
 }  // namespace cadre

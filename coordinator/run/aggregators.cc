@@ -1,4 +1,4 @@
-// Aggregators: their shards, and whether the versions on their disks match. Part of Run.
+// Aggregators: their shards, and whether the versions on their disks match.
 //
 // A run chooses its aggregators once, by name, when the workers of its first group are idle; until
 // its first version is recorded, the choice may still change. An aggregator answers OpenRun with
@@ -7,45 +7,42 @@
 //   equal version and digest          the shard is open
 //   one version ahead, while closing  the shard has applied the round, but its answer was lost
 //   hollow, or older                  acknowledged data is lost
-//   newer                             the record is older than a commit (run_behind.cc)
+//   newer                             the record is older than a commit (stale_record.h)
 //   other digest                      the data is corrupt
 //
 // If acknowledged data is lost or corrupt, the shard is lost, and is restored from the workers
-// (run_restore.cc). A disconnected aggregator only delays the run.
+// (aggregators_restore.cc). A disconnected aggregator only delays the run.
 //
 // OpenRun also carries the lowest accepted generation of each group and its key, so an aggregator
 // that was disconnected has the newest fences before it accepts data. While it is connected, Fence
 // reports the changes, or OpenRun if many groups change in one event. An aggregator accepts data
 // only from generations whose key it has received.
-#include "coordinator/run/run.h"
+#include "coordinator/run/aggregators.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
-#include "coordinator/store/keys.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/run/run_view.h"
 
 namespace cadre {
 namespace {
 
 // Number of Fence messages to one shard that an event may cause.
 constexpr size_t kMaxFences = 64;
-// Time after which a shard that is being created will not be: enough for hundreds of gigabytes.
-constexpr absl::Duration kMaxCreation = absl::Minutes(30);
 
 }  // namespace
 
-bool Run::LostShardBeforeStart() const {
-  return !commits_.newest().has_value() &&
+bool Aggregators::LostShardBeforeStart() const {
+  return !run_.commits().newest().has_value() &&
          std::any_of(
              record_.shards().begin(), record_.shards().end(),
              [this](const std::string& name) { return !cluster_.members().Aggregator(name); });
 }
 
-// A queued run chooses its aggregators once the workers of a group are idle. Returns false if too
-// few aggregators are connected.
-bool Run::ChooseShards(size_t idle_workers) {
+bool Aggregators::Choose(size_t idle_workers) {
   if (LostShardBeforeStart()) {
     for (const std::string& name : record_.shards()) {
       const auto& former = record_.former_shards();
@@ -55,7 +52,7 @@ bool Run::ChooseShards(size_t idle_workers) {
     }
     record_.clear_shards();
     shards_.Reset();
-    Save();
+    stored_.Save();
   }
   if (record_.shards_size() > 0) return true;
   std::vector<std::string> names;
@@ -64,99 +61,74 @@ bool Run::ChooseShards(size_t idle_workers) {
     if (member.connected()) names.push_back(member.record.name());
   }
   std::sort(names.begin(), names.end());
-  const size_t requested = spec().cluster().aggregators();
+  const size_t requested = run_.spec().cluster().aggregators();
   if (names.empty() || names.size() < requested) return false;
   // There are too few workers, but they are reserved for this run, which is first in the queue.
-  if (idle_workers < RanksPerGroup(spec())) return true;
+  if (idle_workers < RanksPerGroup(run_.spec())) return true;
   if (requested > 0) names.resize(requested);
   for (const std::string& name : names) record_.add_shards(name);
-  Save();
-  for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
+  stored_.Save();
+  OpenAll();
   return true;
 }
 
-void Run::OnAggregatorJoined(const Member& member, bool address_changed) {
+void Aggregators::OpenAll() {
+  for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
+}
+
+void Aggregators::OnJoined(const Member& member, bool address_changed) {
   for (int shard = 0; shard < shards_.size(); ++shard) {
     if (!shards_.Owns(member.record.name(), shard)) continue;
     SendOpenRun(shard);
     if (!address_changed) continue;
-    for (const Slot& slot : slots_) {
-      for (const std::string& rank : slot.record().members()) SendShardAddresses(rank);
+    for (const Slot& slot : run_.slots()) {
+      for (const std::string& rank : slot.record().members()) SendAddresses(rank);
     }
   }
 }
 
-void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
-  if (parked() || behind()) return;
-  if (message.has_run_opened()) {
-    OnRunOpened(member, message.run_opened());
-  } else {
-    OnApplied(member, message.applied());
-  }
+bool Aggregators::IsOfShard(const Member& member, const v1::RunOpened& opened) const {
+  return int64_t{opened.shards()} == shards_.size() &&
+         shards_.Owns(member.record.name(), opened.shard());
 }
 
-// The creation of a shard ends by itself if it fails (server/aggregator.h), but a disk may also
-// hang. Afterwards there are values to keep, so the run waits, and its status has the reason.
-void Run::OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed) {
-  const bool creates = live() && !commits_.newest().has_value() && delayed.order() == "open_run";
-  if (creates && delayed.seconds() >= absl::ToDoubleSeconds(kMaxCreation)) {
-    End(v1::RUN_STATE_FAILED, Cluster::DelayText(member, delayed));
-  }
-}
-
-void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
-  if (!live()) {
-    SendCloseRun(member);
-    return;
-  }
-  const bool same_cut = int64_t{opened.shards()} == record_.shards_size();
-  if (!same_cut || !shards_.Owns(member.record.name(), opened.shard())) {
-    // The answer is malformed or belongs to an earlier assignment of shards.
-    cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
-    return;
-  }
-  if (!opened.error().empty()) {
-    const std::string reason = absl::StrCat("aggregator ", member.record.name(),
-                                            " cannot create version 0: ", opened.error());
-    if (commits_.newest().has_value()) return Park(opened.shard(), reason);
-    return End(v1::RUN_STATE_FAILED, reason);
-  }
+void Aggregators::OnOpened(const Member& member, const v1::RunOpened& opened) {
   if (ShardRestore* const restore = shards_.Lost(opened.shard())) {
-    return OnHollow(opened.shard(), *restore, opened);
-  }
-  // Only the first answer on a stream shows the state that the aggregator had on its disk.
-  if (shards_.IsOpen(opened.shard())) return;
-  const uint32_t newest = record_.version() + (committing() ? 1 : 0);
-  if (!opened.hollow() && opened.version() > newest) return FallBehind(opened.version());
-  if (const std::string wrong = CheckOpened(member, opened); !wrong.empty()) {
-    cluster_.Count("shards_lost");
-    cluster_.ReportRun(v1::EVENT_KIND_SHARD_LOST, id(),
-                       absl::StrCat("shard ", opened.shard(), " is lost: ", wrong));
-    // A hollow shard without a version accepts nothing yet; it also reports version 0.
-    const bool accepts = opened.hollow() && opened.version() > 0;
-    if (committing() && NeedsVersions(spec())) {
-      // What the shard has made of the round cannot be made again, because the states of the outer
-      // optimizer are lost with it.
-      commits_.Revoke(opened.shard());
-      cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
-    }
-    const bool has_values = !opened.hollow() && opened.version() == record_.version() &&
-                            commits_.ShardDigest(opened.shard()) == opened.digest();
-    shards_.Lose(opened.shard(), ShardRestore(wrong,
-                                              accepts || (has_values && NeedsVersions(spec()))
-                                                  ? std::optional(opened.version())
-                                                  : std::nullopt,
-                                              has_values));
+    if (!opened.hollow()) return;
+    restore->SetHollow(opened.version());
+    if (restore->ready()) SendRestoringApply(opened.shard(), *restore);
     return;
+  }
+  if (shards_.IsOpen(opened.shard())) return;
+  if (const std::string wrong = CheckOpened(member, opened); !wrong.empty()) {
+    return Lose(opened, wrong);
   }
   shards_.Open(opened);
-  if (committing()) SendApply(opened.shard());
-  if (!commits_.newest().has_value() && shards_.AllOpen()) {
-    RecordInitialModel();
-  }
+  if (run_.committing()) SendApply(opened.shard());
+  if (!run_.commits().newest().has_value() && shards_.AllOpen()) RecordInitialModel();
 }
 
-std::string Run::CheckOpened(const Member& member, const v1::RunOpened& opened) const {
+void Aggregators::Lose(const v1::RunOpened& opened, const std::string& reason) {
+  cluster_.Count("shards_lost");
+  cluster_.ReportRun(v1::EVENT_KIND_SHARD_LOST, run_.id(),
+                     absl::StrCat("shard ", opened.shard(), " is lost: ", reason));
+  // A hollow shard without a version accepts nothing yet; it also reports version 0.
+  const bool accepts = opened.hollow() && opened.version() > 0;
+  if (run_.committing() && NeedsVersions(run_.spec())) {
+    // What the shard has made of the round cannot be made again, because the states of the outer
+    // optimizer are lost with it.
+    rounds_.Revoke(opened.shard());
+  }
+  const bool has_values = !opened.hollow() && opened.version() == record_.version() &&
+                          run_.commits().ShardDigest(opened.shard()) == opened.digest();
+  shards_.Lose(opened.shard(), ShardRestore(reason,
+                                            accepts || (has_values && NeedsVersions(run_.spec()))
+                                                ? std::optional(opened.version())
+                                                : std::nullopt,
+                                            has_values));
+}
+
+std::string Aggregators::CheckOpened(const Member& member, const v1::RunOpened& opened) const {
   const uint32_t version = record_.version();
   const std::string who = absl::StrCat("aggregator ", member.record.name(), " holds version ",
                                        opened.version(), " of shard ", opened.shard());
@@ -164,8 +136,9 @@ std::string Run::CheckOpened(const Member& member, const v1::RunOpened& opened) 
     return absl::StrCat("aggregator ", member.record.name(), " has lost the values of shard ",
                         opened.shard());
   }
-  if (committing() && opened.version() == version + 1) return "";
-  const bool applied = committing() && commits_.closing()->digests(opened.shard()).applied();
+  if (run_.committing() && opened.version() == version + 1) return "";
+  const bool applied =
+      run_.committing() && run_.commits().closing()->digests(opened.shard()).applied();
   if (opened.version() == version && applied) {
     return absl::StrCat(who, ", but it had applied round ", version + 1,
                         ": acknowledged data is missing from its disk");
@@ -174,7 +147,7 @@ std::string Run::CheckOpened(const Member& member, const v1::RunOpened& opened) 
     return absl::StrCat(who, ", but version ", version,
                         " was committed: acknowledged data is missing from its disk");
   }
-  const std::optional<uint64_t> digest = commits_.ShardDigest(opened.shard());
+  const std::optional<uint64_t> digest = run_.commits().ShardDigest(opened.shard());
   if (digest.has_value() && *digest != opened.digest()) {
     return absl::StrCat(who, " with digest ", DigestHex(opened.digest()), ", but ",
                         DigestHex(*digest), " was committed: its data is corrupt");
@@ -183,54 +156,50 @@ std::string Run::CheckOpened(const Member& member, const v1::RunOpened& opened) 
 }
 
 // The digests of version 0 are stored as the commit of round 0.
-void Run::RecordInitialModel() {
+void Aggregators::RecordInitialModel() {
   v1::CommitRecord commit;
-  commit.set_run(id());
   for (const auto& [shard, opened] : shards_.opened()) {
     v1::ShardDigest& digest = *commit.add_digests();
     digest.set_shard(shard);
     digest.set_applied(true);
     digest.set_digest(opened.digest());
   }
-  const v1::CommitRecord& initial = commits_.SetInitial(std::move(commit));
-  cluster_.out().Put(CommitKey(id(), 0), initial);
-  record_.set_digest(initial.digest());
-  Save();
+  rounds_.SetInitial(std::move(commit));
 }
 
-void Run::SendToShard(uint32_t shard, const v1::CoordinatorMessage& message) {
+void Aggregators::Send(uint32_t shard, const v1::CoordinatorMessage& message) const {
   const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
   if (member != nullptr) cluster_.SendTo(member->id(), message);
 }
 
 // A slot without a generation accepts only future generations.
-uint32_t Run::LowestGeneration(const Slot& slot) const {
+uint32_t Aggregators::LowestGeneration(const Slot& slot) const {
   return slot.waiting() ? cluster_.meta().generation() + 1 : slot.record().generation();
 }
 
-void Run::SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow) {
+void Aggregators::SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow) {
   v1::CoordinatorMessage message;
   v1::OpenRun& open = *message.mutable_open_run();
-  open.set_run(id());
+  open.set_run(run_.id());
   open.set_lineage(record_.lineage());
-  *open.mutable_spec() = spec();
+  *open.mutable_spec() = run_.spec();
   open.set_shard(shard);
   open.set_shards(shards_.size());
   open.set_version(record_.version());
   if (hollow.has_value()) open.set_hollow(*hollow);
-  for (const Slot& slot : slots_) {
+  for (const Slot& slot : run_.slots()) {
     (*open.mutable_generations())[slot.group()] = LowestGeneration(slot);
     if (!slot.waiting()) (*open.mutable_keys())[slot.group()] = KeyOf(slot);
   }
   for (const auto& [group, generation] : fences_) {
     open.mutable_generations()->insert({group, generation});  // unless it still exists
   }
-  SendToShard(shard, message);
+  Send(shard, message);
 }
 
 // A large change takes one OpenRun, so that it cannot fill the queue of a stream.
-void Run::SendFences() {
-  for (int shard = 0; shard < shards_.size() && active(); ++shard) {
+void Aggregators::SendFences() {
+  for (int shard = 0; shard < shards_.size() && run_.active(); ++shard) {
     // An OpenRun would replace the one that makes a lost shard hollow.
     if (fences_.size() > kMaxFences && shards_.Lost(shard) == nullptr) {
       SendOpenRun(shard);
@@ -239,33 +208,60 @@ void Run::SendFences() {
     for (const auto& [group, generation] : fences_) {
       v1::CoordinatorMessage message;
       v1::Fence& fence = *message.mutable_fence();
-      fence.set_run(id());
+      fence.set_run(run_.id());
       fence.set_group(group);
-      const Slot* const slot = group < slots_.size() ? &slots_[group] : nullptr;
+      const Slot* const slot = group < run_.slots().size() ? &run_.slots()[group] : nullptr;
       fence.set_generation(slot == nullptr ? generation : LowestGeneration(*slot));
       if (slot != nullptr && !slot->waiting()) fence.set_key(KeyOf(*slot));
-      SendToShard(shard, message);
+      Send(shard, message);
     }
   }
   fences_.clear();
 }
 
-void Run::SendCloseRun(const Member& aggregator) const {
+void Aggregators::SendApply(uint32_t shard) const {
+  const v1::CommitRecord& closing = *run_.commits().closing();
+  if (shards_.IsOpen(shard) && closing.digests(shard).applied()) return;
   v1::CoordinatorMessage message;
-  message.mutable_close_run()->set_run(id());
+  v1::Apply& apply = *message.mutable_apply();
+  apply.set_run(run_.id());
+  apply.set_shard(shard);
+  apply.set_round(closing.round());
+  *apply.mutable_participants() = closing.participants();
+  apply.set_step(closing.step());
+  apply.set_samples(record_.samples() + closing.samples());
+  *apply.mutable_division() = closing.division();
+  if (closing.has_outer()) *apply.mutable_outer() = closing.outer();
+  if (closing.has_up()) *apply.mutable_up() = closing.up();
+  if (closing.has_down()) *apply.mutable_down() = closing.down();
+  apply.set_fragment(closing.fragment());
+  apply.set_seed(run_.TakesFirstValues(apply.round()));
+  Send(shard, message);
+}
+
+void Aggregators::SendApplies() {
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    // The others receive it when they are open.
+    if (shards_.Accepts(shard)) SendApply(shard);
+  }
+}
+
+void Aggregators::RequestReport(const Member& aggregator) const {
+  v1::CoordinatorMessage message;
+  message.mutable_report_run()->set_run(run_.id());
   cluster_.SendTo(aggregator.id(), message);
 }
 
-void Run::SendShardAddresses(absl::string_view member_id) {
+void Aggregators::SendAddresses(absl::string_view member_id) const {
   v1::CoordinatorMessage message;
-  message.mutable_shard_addresses()->set_run(id());
+  message.mutable_shard_addresses()->set_run(run_.id());
   for (const v1::ShardAddress& address : Addresses()) {
     *message.mutable_shard_addresses()->add_shards() = address;
   }
   cluster_.SendTo(member_id, message);
 }
 
-std::vector<v1::ShardAddress> Run::Addresses() const {
+std::vector<v1::ShardAddress> Aggregators::Addresses() const {
   std::vector<v1::ShardAddress> addresses;
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
     v1::ShardAddress& address = addresses.emplace_back();

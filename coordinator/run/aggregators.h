@@ -1,0 +1,124 @@
+// The aggregators of a run: their shards, and whether the versions on their disks match. Changes
+// the fields of RunRecord that name them (shards, former_shards).
+//
+//   aggregators.cc          the choice of aggregators, opening of shards, fences, orders to apply
+//   aggregators_restore.cc  the restoring of lost shards
+//
+// Pure and thread-compatible.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "coordinator/cluster/cluster.h"
+#include "coordinator/run/run_rounds.h"
+#include "coordinator/run/shard_restore.h"
+#include "coordinator/run/shards.h"
+#include "coordinator/run/slot.h"
+#include "coordinator/run/stored_run.h"
+#include "proto/cadre/v1/control.pb.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/records.pb.h"
+
+namespace cadre {
+
+class RunView;
+
+class Aggregators {
+ public:
+  // All are borrowed.
+  Aggregators(const RunView& run, StoredRun& stored, RunRounds& rounds, Cluster& cluster)
+      : run_(run),
+        stored_(stored),
+        record_(stored.record()),
+        rounds_(rounds),
+        cluster_(cluster),
+        shards_(stored.record()) {}
+
+  const Shards& shards() const { return shards_; }
+  // Requires: the slot has a generation.
+  std::string KeyOf(const Slot& slot) const { return cluster_.KeyOf(slot.record().generation()); }
+  // The addresses of all shards, since the number of shards decides what each of them stores.
+  std::vector<v1::ShardAddress> Addresses() const;
+  void SendAddresses(absl::string_view member_id) const;
+
+  // Chooses aggregators for a queued run, once the workers of a group are idle. Returns false if
+  // too few aggregators are connected.
+  bool Choose(size_t idle_workers);
+  void OpenAll();
+  void OnJoined(const Member& member, bool address_changed);
+  // The stream of the aggregator has ended, or its lease.
+  void OnLost(absl::string_view name) { shards_.Close(name); }
+  // Whether the answer is that of a shard of this run.
+  bool IsOfShard(const Member& member, const v1::RunOpened& opened) const;
+  // Only the first answer on a stream shows the state that the aggregator had on its disk.
+  bool IsFirst(const v1::RunOpened& opened) const {
+    return !shards_.IsOpen(opened.shard()) && !shards_.lost().contains(opened.shard());
+  }
+  // A shard that holds another version than the run is lost. Requires: IsOfShard.
+  void OnOpened(const Member& member, const v1::RunOpened& opened);
+  void RequestReport(const Member& aggregator) const;
+  // All shards are to be opened again.
+  void Reset() { shards_.Reset(); }
+
+  // The lowest generation of the slot that aggregators accept has changed.
+  void AddFence(const Slot& slot) { fences_[slot.group()] = LowestGeneration(slot); }
+  // Sends the aggregators the generations that have changed.
+  void SendFences();
+  // Orders the shards that accept contributions to apply the closing commit.
+  void SendApplies();
+
+  // ---- Lost shards
+  struct LostShard {
+    uint32_t shard = 0;
+    std::string reason;
+  };
+  // Chooses a source for each, and sends orders. Returns one that cannot be restored.
+  std::optional<LostShard> Restore();
+  // The shard may have lost contributions to the closing round. Returns whether it is lost now.
+  bool LoseContributions(const v1::Applied& applied);
+  // Handles what concerns lost shards. Returns whether the answer is complete and belongs to a
+  // shard that is open.
+  bool OnRestoringApplied(const v1::Applied& applied);
+  // A rank has staged its values again for a lost shard, or could not.
+  void OnRestaged(const v1::Restaged& restaged) { shards_.OnRestaged(restaged); }
+  void ResendRestages(const Slot& slot, uint32_t rank) const;
+
+ private:
+  bool LostShardBeforeStart() const;
+  // Empty if the shard's version matches the run's; otherwise how it was lost.
+  std::string CheckOpened(const Member& member, const v1::RunOpened& opened) const;
+  void Lose(const v1::RunOpened& opened, const std::string& reason);
+  void RecordInitialModel();
+  // The lowest generation of the slot that aggregators accept.
+  uint32_t LowestGeneration(const Slot& slot) const;
+  // `hollow`: the shard discards what it holds and is hollow at this version.
+  void SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow = std::nullopt);
+  void Send(uint32_t shard, const v1::CoordinatorMessage& message) const;
+  void SendApply(uint32_t shard) const;
+
+  ShardRestore::View RestoreView() const;
+  // Sends the order that makes the version of the attempt. Requires: restore.ready().
+  void SendRestoringApply(uint32_t shard, ShardRestore& restore);
+  // Whether the attempt uses values of the group.
+  bool IsSource(const ShardRestore::Attempt& attempt, uint32_t group) const;
+  void RequestValues(uint32_t shard, ShardRestore& restore, uint32_t group);
+  void SendRestage(const Slot& slot, uint32_t rank, uint32_t shard,
+                   const ShardRestore& restore) const;
+
+  const RunView& run_;
+  StoredRun& stored_;
+  v1::RunRecord& record_;
+  RunRounds& rounds_;
+  Cluster& cluster_;
+  Shards shards_;
+  // Groups whose lowest accepted generation has changed in this event. They may have been removed.
+  std::map<uint32_t, uint32_t> fences_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,188 @@
+// The restoring of lost shards. Part of Aggregators.
+//
+// docs/design/failures.md, "A shard that has lost its values", has the rules, and shard_restore.h
+// the sources and their order. What is sent and answered:
+//
+// clang-format off
+//   OpenRun(hollow)  -> shard     answered by RunOpened(hollow)
+//   Apply            -> shard     answered by Applied(missing groups), later by Applied(digest)
+//   Restage          -> ranks     of the missing groups; answered by Restaged
+// clang-format on
+#include "coordinator/run/aggregators.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/run/run_view.h"
+
+namespace cadre {
+
+ShardRestore::View Aggregators::RestoreView() const {
+  const uint32_t version = record_.version();
+  ShardRestore::View view{.version = version,
+                          .closing = run_.committing(),
+                          .at_end = record_.state() == v1::RUN_STATE_FINISHING,
+                          .outer = NeedsVersions(run_.spec()),
+                          .min_groups = run_.spec().averaging().min_groups()};
+  const std::optional<v1::CommitRecord>& commit =
+      run_.committing() ? run_.commits().closing() : run_.commits().newest();
+  view.complete = commit.has_value() && !commit->participants().empty() &&
+                  std::all_of(commit->participants().begin(), commit->participants().end(),
+                              [this](const v1::Participant& participant) {
+                                return run_.slots().started().contains(participant.group()) &&
+                                       run_.slots()[participant.group()].record().generation() ==
+                                           participant.generation();
+                              });
+  for (const uint32_t group : run_.slots().started()) {
+    const Slot& slot = run_.slots()[group];
+    view.groups.push_back({.group = group,
+                           .generation = slot.record().generation(),
+                           .adopted = slot.version == version,
+                           .contributed = run_.round().Has(group)});
+  }
+  return view;
+}
+
+std::optional<Aggregators::LostShard> Aggregators::Restore() {
+  for (auto& [shard, restore] : shards_.lost()) {
+    rounds_.LoseContributions(shard);
+    const bool changed = restore.Choose(RestoreView());
+    if (!restore.attempt().has_value()) {
+      return LostShard{shard, restore.reason()};
+    }
+    if (!changed) continue;
+    if (restore.ready()) {
+      SendRestoringApply(shard, restore);
+    } else {
+      SendOpenRun(shard, restore.attempt()->hollow);
+    }
+  }
+  return std::nullopt;
+}
+
+void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
+  const ShardRestore::Attempt& attempt = *restore.attempt();
+  if (attempt.source == ShardRestore::Source::kOpenRound) return;
+  if (attempt.round() > record_.version()) return SendApply(shard);
+  v1::CoordinatorMessage message;
+  v1::Apply& apply = *message.mutable_apply();
+  apply.set_run(run_.id());
+  apply.set_shard(shard);
+  apply.set_round(attempt.round());
+  apply.set_step(record_.step());
+  apply.set_samples(record_.samples());
+  if (record_.has_division()) *apply.mutable_division() = record_.division();
+  if (attempt.source == ShardRestore::Source::kSeed) {
+    v1::Participant& participant = *apply.add_participants();
+    participant.set_group(attempt.group);
+    participant.set_generation(attempt.generation);
+    participant.set_ranks(run_.slots()[attempt.group].ranks());
+    participant.set_samples(1);
+    apply.set_seed(true);
+    RequestValues(shard, restore, attempt.group);
+  } else {
+    *apply.mutable_participants() = run_.commits().newest()->participants();
+  }
+  Send(shard, message);
+}
+
+bool Aggregators::LoseContributions(const v1::Applied& applied) {
+  const uint32_t shard = applied.shard();
+  if (applied.missing().empty() || !shards_.IsOpen(shard) || !run_.committing() ||
+      applied.round() != run_.commits().closing()->round()) {
+    return false;
+  }
+  // The shard has its newest version, but has lost contributions.
+  shards_.Lose(shard, ShardRestore(absl::StrCat("aggregator ", record_.shards(shard),
+                                                " has lost contributions to shard ", shard),
+                                   record_.version(), /*has_values=*/true));
+  return true;
+}
+
+bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
+  const uint32_t shard = applied.shard();
+  ShardRestore* const restore = shards_.Lost(shard);
+  if (restore == nullptr) return applied.missing().empty();
+  // In the open round no order is sent, so this is an answer to an earlier one.
+  if (!restore->ready() || restore->attempt()->source == ShardRestore::Source::kOpenRound ||
+      applied.round() != restore->attempt()->round()) {
+    return false;
+  }
+  if (!applied.missing().empty()) {
+    for (const uint32_t group : applied.missing()) {
+      if (!restore->attempt().has_value()) break;
+      if (IsSource(*restore->attempt(), group)) RequestValues(shard, *restore, group);
+    }
+    return false;
+  }
+  if (!applied.error().empty()) {
+    restore->Fail(applied.error());
+    return false;
+  }
+  std::optional<uint64_t> committed = run_.commits().ShardDigest(shard);
+  if (applied.round() > record_.version()) {
+    if (!run_.committing()) return false;
+    const v1::ShardDigest& recorded = run_.commits().closing()->digests(static_cast<int>(shard));
+    committed = recorded.applied() ? std::optional(recorded.digest()) : std::nullopt;
+  }
+  if (committed.has_value() && *committed != applied.digest()) {
+    restore->Fail("restored values have another digest than those that were committed");
+    return false;
+  }
+  v1::RunOpened opened;
+  opened.set_shard(shard);
+  opened.set_version(applied.round());
+  opened.set_digest(applied.digest());
+  shards_.Open(opened);
+  cluster_.Count("shards_restored");
+  if (run_.committing() && applied.round() == record_.version()) SendApply(shard);
+  return true;
+}
+
+// An aggregator may still answer the order of an earlier attempt for the same round.
+bool Aggregators::IsSource(const ShardRestore::Attempt& attempt, uint32_t group) const {
+  if (attempt.source == ShardRestore::Source::kSeed) return group == attempt.group;
+  const std::optional<v1::CommitRecord>& commit =
+      attempt.round() > record_.version() ? run_.commits().closing() : run_.commits().newest();
+  return commit.has_value() &&
+         std::any_of(commit->participants().begin(), commit->participants().end(),
+                     [group](const v1::Participant& one) { return one.group() == group; });
+}
+
+// Ranks that have not answered yet are not asked again. A participant of a closing round may have
+// ended or been formed again since it contributed.
+void Aggregators::RequestValues(uint32_t shard, ShardRestore& restore, uint32_t group) {
+  const bool seeds = restore.attempt()->source == ShardRestore::Source::kSeed;
+  const bool lives = run_.slots().started().contains(group) &&
+                     (seeds || !run_.committing() ||
+                      run_.commits().InClosing(group, run_.slots()[group].record().generation()));
+  if (!lives) return restore.Fail(absl::StrCat("group ", group, " has ended"));
+  const Slot& slot = run_.slots()[group];
+  const auto begin = restore.asked.lower_bound({group, 0});
+  if (begin != restore.asked.end() && begin->first == group) return;
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+    restore.asked.insert({group, rank});
+    SendRestage(slot, rank, shard, restore);
+  }
+}
+
+void Aggregators::SendRestage(const Slot& slot, uint32_t rank, uint32_t shard,
+                              const ShardRestore& restore) const {
+  v1::CoordinatorMessage message;
+  v1::Restage& restage = *message.mutable_restage();
+  *restage.mutable_place() = slot.Place(rank);
+  restage.set_shard(shard);
+  restage.set_round(restore.attempt()->round());
+  restage.set_seed(restore.attempt()->source == ShardRestore::Source::kSeed);
+  cluster_.SendTo(slot.record().members(rank), message);
+}
+
+void Aggregators::ResendRestages(const Slot& slot, uint32_t rank) const {
+  for (const auto& [shard, restore] : shards_.lost()) {
+    if (restore.asked.contains({slot.group(), rank})) SendRestage(slot, rank, shard, restore);
+  }
+}
+
+}  // namespace cadre

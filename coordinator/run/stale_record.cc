@@ -1,0 +1,58 @@
+#include "coordinator/run/stale_record.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/run/run_view.h"
+
+namespace cadre {
+
+bool StaleRecord::Add(uint32_t version) {
+  const bool added = !version_.has_value();
+  version_ = std::max(version_.value_or(0), version);
+  return added;
+}
+
+std::optional<RebuiltRun> StaleRecord::OnReport(const RunView& run, const std::string& aggregator,
+                                                const v1::RunReport& report) {
+  if (!report.has_open() || report.open().lineage() != run.record().lineage() ||
+      !run.shards().MayStore(aggregator, report.open().shard())) {
+    return std::nullopt;
+  }
+  reports_[aggregator] = report;
+  RebuiltRun rebuilt = RebuildRun(run.id(), reports_);
+  if (rebuilt.ended) return rebuilt;
+  const uint32_t newest = rebuilt.record.version() + (rebuilt.closing.has_value() ? 1 : 0);
+  if (rebuilt.problem.empty() && newest < *version_) {
+    rebuilt.problem =
+        absl::StrCat("no connected aggregator has version ", *version_, ", which one had before");
+  }
+  problem_ = rebuilt.problem;
+  if (!rebuilt.problem.empty()) return std::nullopt;
+  if (run.commits().newest().has_value() && run.record().version() == rebuilt.record.version()) {
+    rebuilt.newest = *run.commits().newest();
+    rebuilt.record.set_digest(run.record().digest());
+  }
+  // What the reports do not have remains as it was at the time of the copy.
+  v1::RunRecord record = run.record();
+  record.clear_reason();
+  record.clear_evaluating();
+  record.clear_left();
+  // When the first group has opened the data again, OnPrepared decides where the run stands.
+  record.clear_train_samples();
+  record.clear_test_samples();
+  record.set_state(rebuilt.record.state());
+  record.set_version(rebuilt.record.version());
+  record.set_step(rebuilt.record.step());
+  record.set_digest(rebuilt.record.digest());
+  record.set_samples(rebuilt.record.samples());
+  record.set_rounds_committed(rebuilt.record.rounds_committed());
+  *record.mutable_shards() = rebuilt.record.shards();
+  record.mutable_former_shards()->MergeFrom(rebuilt.record.former_shards());
+  if (rebuilt.record.has_division()) *record.mutable_division() = rebuilt.record.division();
+  rebuilt.record = std::move(record);
+  return rebuilt;
+}
+
+}  // namespace cadre
