@@ -15,7 +15,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/identity.h"
 #include "base/rpc/credentials.h"
 #include "base/status.h"
 #include "coordinator/client/coordinator_client.h"
@@ -49,11 +48,6 @@ uint64_t ElementsOf(const cadre::CallerParameter& parameter) {
 constexpr absl::Duration kTimeToEnd = absl::Milliseconds(500);
 
 std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
-
-std::string DefaultName(const cadre::Credentials& credentials) {
-  return cadre::DefaultWorkerName(credentials.secure() ? credentials.identity().name : "",
-                                  cadre::HostName(), absl::StrCat(getpid()));
-}
 
 }  // namespace
 
@@ -137,7 +131,9 @@ cadre_group* cadre_group_open(const cadre_group_options* options) {
                                                    cadre::Role::kWorker);
   if (credentials.ok()) {
     member.credentials = *std::move(credentials);
-    member.name = options->name != nullptr ? options->name : DefaultName(member.credentials);
+    member.name = options->name != nullptr
+                      ? options->name
+                      : cadre::DefaultWorkerName(member.credentials, absl::StrCat(getpid()));
   } else {
     group->Fail(credentials.status());
   }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/identity.h"
 #include "base/peer_text.h"
 
 namespace cadre {
@@ -21,6 +22,11 @@ std::string DefaultWorkerName(absl::string_view certificate, absl::string_view h
   // There is no space for the host.
   if (name.size() > certificate.size() && name.back() == '-') name.pop_back();
   return absl::StrCat(name, end);
+}
+
+std::string DefaultWorkerName(const Credentials& credentials, absl::string_view suffix) {
+  return DefaultWorkerName(credentials.secure() ? credentials.identity().name : "", HostName(),
+                           suffix);
 }
 
 }  // namespace cadre

@@ -1,11 +1,12 @@
 // The name of a worker that was given none.
 //
-// Thread-safe (pure function).
+// Thread-safe.
 #pragma once
 
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "base/rpc/credentials.h"
 
 namespace cadre {
 
@@ -15,5 +16,7 @@ namespace cadre {
 // If the suffix does not fit either, the name is that of the certificate.
 std::string DefaultWorkerName(absl::string_view certificate, absl::string_view host,
                               absl::string_view suffix);
+// With the name in the certificate of `credentials` and that of this host.
+std::string DefaultWorkerName(const Credentials& credentials, absl::string_view suffix);
 
 }  // namespace cadre

@@ -23,7 +23,6 @@
 #include "base/file_limit.h"
 #include "base/hardware.h"
 #include "base/http/metrics_server.h"
-#include "base/identity.h"
 #include "base/numa.h"
 #include "base/peer_text.h"
 #include "base/program_flags.h"
@@ -246,8 +245,7 @@ int LoaderThreads() {
 // With a fixed port, equal for a restarted process.
 std::string DefaultName(const cadre::Credentials& credentials) {
   const std::string port = FLAGS_listen.substr(FLAGS_listen.rfind(':') + 1);
-  return cadre::DefaultWorkerName(credentials.secure() ? credentials.identity().name : "",
-                                  cadre::HostName(), port == "0" ? absl::StrCat(getpid()) : port);
+  return cadre::DefaultWorkerName(credentials, port == "0" ? absl::StrCat(getpid()) : port);
 }
 
 }  // namespace
@@ -335,7 +333,7 @@ int main(int argc, char** argv) {
   options.exchange_silence = absl::Seconds(FLAGS_exchange_silence);
 
   cadre::RaiseDescriptorLimit();
-  auto worker = cadre::Worker::Start(options);
+  auto worker = cadre::StartWorker(options);
   if (!worker.ok()) return FailToStart(worker.status());
   std::unique_ptr<cadre::HttpServer> metrics;
   if (!FLAGS_metrics_listen.empty()) {

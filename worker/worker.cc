@@ -93,27 +93,13 @@ class NativeTrainer final : public GenerationTrainer {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(const WorkerOptions& options) {
-  GroupMember::Options member{.coordinator = options.coordinator,
-                              .credentials = options.credentials,
-                              .dial_timeout = options.dial_timeout,
-                              .listen = options.listen,
-                              .advertise = options.advertise,
-                              .name = options.name,
-                              .version = options.version,
-                              .host_cores = options.host_cores,
-                              .shared_memory = options.shared_memory,
-                              .tcp_connections = options.tcp_connections,
-                              .exchange_silence = options.exchange_silence,
-                              .exit_when_done = options.exit_when_done,
-                              .ended = options.ended};
-  member.make_trainer = [options]() -> absl::StatusOr<std::unique_ptr<GenerationTrainer>> {
+absl::StatusOr<std::unique_ptr<GroupMember>> StartWorker(WorkerOptions options) {
+  options.make_trainer = [options]() -> absl::StatusOr<std::unique_ptr<GenerationTrainer>> {
     CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Compute> compute, options.make_compute());
     LOG(INFO) << "computing on " << compute->name();
     return std::make_unique<NativeTrainer>(options, std::move(compute));
   };
-  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<GroupMember> started, GroupMember::Start(member));
-  return std::unique_ptr<Worker>(new Worker(std::move(started)));
+  return GroupMember::Start(options);
 }
 
 }  // namespace cadre

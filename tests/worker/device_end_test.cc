@@ -37,7 +37,7 @@ class DeviceEndTest : public ::testing::Test {
     options.name = "w";
     options.make_compute = [this] { return Make(); };
     options.ended = [this] { ended_.Notify(); };
-    auto worker = Worker::Start(options);
+    auto worker = cadre::StartWorker(options);
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
     hello_ = coordinator_.Receive(v1::MemberMessage::kHello).hello();
@@ -117,7 +117,7 @@ class DeviceEndTest : public ::testing::Test {
   FakeNccl nccl_;
   absl::Notification ended_;
   v1::Hello hello_;
-  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<GroupMember> worker_;
 
  private:
   absl::StatusOr<std::unique_ptr<Compute>> Make() {
@@ -236,7 +236,7 @@ TEST_F(DeviceEndTest, WorkerWithoutDeviceDoesNotJoin) {
     return absl::StatusOr<std::unique_ptr<Compute>>(
         absl::FailedPreconditionError("no NVIDIA driver"));
   };
-  EXPECT_EQ(Worker::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(cadre::StartWorker(options).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ class HeartbeatTest : public ::testing::Test {
     options.coordinator = coordinator_.address();
     options.name = "w";
     options.make_compute = [] { return MakeCompute({}); };
-    auto worker = Worker::Start(options);
+    auto worker = StartWorker(options);
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
     ASSERT_TRUE(coordinator_.WaitForJoin());
@@ -41,7 +41,7 @@ class HeartbeatTest : public ::testing::Test {
   v1::Heartbeat Next() { return coordinator_.Receive(v1::MemberMessage::kHeartbeat).heartbeat(); }
 
   testing::FakeCoordinator coordinator_;
-  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<GroupMember> worker_;
 };
 
 TEST_F(HeartbeatTest, IdleWorkerHasNoPlace) { EXPECT_FALSE(Next().has_place()); }

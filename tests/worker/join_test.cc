@@ -16,7 +16,7 @@ TEST(JoinTest, HelloContainsVersionAndCores) {
   options.version = "1.2.3";
   options.host_cores = 77;
   options.make_compute = [] { return MakeCompute({}); };
-  const auto worker = Worker::Start(options);
+  const auto worker = StartWorker(options);
   ASSERT_TRUE(worker.ok()) << worker.status();
   const v1::Hello hello = coordinator.Receive(v1::MemberMessage::kHello).hello();
   EXPECT_EQ(hello.name(), "w");
