@@ -6,6 +6,7 @@
 
 #include <gflags/gflags.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -92,10 +93,13 @@ std::string Wrapped(absl::string_view text) {
 
 void PrintHelp(const char* usage, absl::string_view source) {
   std::vector<gflags::CommandLineFlagInfo> flags;
-  gflags::GetAllFlags(&flags);  // sorted by file and name
+  gflags::GetAllFlags(&flags);
+  std::sort(flags.begin(), flags.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
   std::printf("%s\n\nFlags:\n", usage);
   for (const gflags::CommandLineFlagInfo& flag : flags) {
-    if (!absl::EndsWith(flag.filename, source)) continue;
+    const bool common = absl::StrContains(flag.filename, "base/daemon/");
+    if (!common && !absl::EndsWith(flag.filename, source)) continue;
     std::string name = absl::StrReplaceAll(flag.name, {{"_", "-"}});
     if (flag.type != "bool") absl::StrAppend(&name, "=", flag.type);
     const std::string value =

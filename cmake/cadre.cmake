@@ -46,8 +46,9 @@ endfunction()
 
 # With CADRE_UNITY, several files of a target are compiled as one, because parsing the headers of gRPC,
 # Protocol Buffers, Abseil and GoogleTest takes most of the time of a file. Names in anonymous namespaces must
-# then be unique within a target. They are not in these targets; generated code never has unique names.
-set(cadre_separate_files proto kernels cli
+# then be unique within a target. They are not in these targets; generated code never has unique names. A
+# program has the flags of the files of daemon that it uses.
+set(cadre_separate_files proto daemon kernels cli
   kernels_test kernels_cuda_test kernels_cuda_emulated_test
   emulator_test probe_test nn_device_test)
 function(cadre_unity target name)

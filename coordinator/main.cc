@@ -2,7 +2,6 @@
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 
-#include <iostream>
 #include <memory>
 #include <random>
 #include <string>
@@ -10,14 +9,14 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/daemon/program.h"
+#include "base/daemon/server_flags.h"
 #include "base/file_limit.h"
-#include "base/http/metrics_server.h"
 #include "base/program_flags.h"
 #include "base/protocol.h"
 #include "base/rpc/certificate_metrics.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/grpc_log.h"
-#include "base/rpc/json_log.h"
 #include "base/rpc/notify.h"
 #include "base/status.h"
 #include "coordinator/dashboard/dashboard.h"
@@ -34,27 +33,11 @@
 DEFINE_string(listen, "127.0.0.1:7000", "host:port to listen on; port 0 picks a free port");
 DEFINE_string(store, "cadre-coordinator.db",
               "file for runs, groups and commits; created if missing");
-DEFINE_string(tls, "",
-              "folder with ca.crt, tls.crt and tls.key, see 'cadre help certs'; replaced files are "
-              "used without a restart");
-DEFINE_bool(insecure, false,
-            "neither encrypt nor authenticate, instead of --tls: only where every process that "
-            "reaches the port is trusted");
-DEFINE_int32(health_port, 0,
-             "port for plaintext health checks alone (grpc.health.v1), at the host of --listen; 0: "
-             "none");
-DEFINE_int32(connection_age, 3600,
-             "seconds after which a TLS connection ends and its peer connects again, so that its "
-             "certificate is checked again");
-DEFINE_string(port_file, "", "file that receives the port once the server listens");
 DEFINE_string(dashboard_listen, "",
               "loopback host:port for the dashboard over HTTP, without TLS; empty: none");
 DEFINE_string(dashboard_host, "",
               "name under which a browser may reach the dashboard, such as that of a proxy, in "
               "addition to its address; may be repeated");
-DEFINE_string(metrics_listen, "",
-              "host:port for /metrics, /healthz and /readyz over HTTP, without TLS; empty: none");
-DEFINE_string(log_format, "text", "format of the log on stderr: text or json");
 DEFINE_int32(lease_ms, 10'000,
              "milliseconds without a message after which a member is dropped; heartbeats are sent "
              "every quarter of it");
@@ -75,6 +58,11 @@ constexpr char kUsage[] =
     "run with 'cadre run'. The coordinator may be killed and restarted at any time: runs continue\n"
     "from its store. SIGTERM stops it.\n\n"
     "Exit codes: 0 stopped, 1 failure (the reason is the last line on stderr), 2 invalid flags.";
+
+constexpr Program kProgram{.name = "cadre-coordinator",
+                           .usage = kUsage,
+                           .version = kVersion,
+                           .source = "coordinator/main.cc"};
 
 constexpr absl::Duration kDrain = absl::Seconds(3);
 // A loop that does not answer in this time is not ready.
@@ -110,9 +98,14 @@ Loop::Options MakeOptions(const Planning& planning) {
   return options;
 }
 
-int Fail(const absl::Status& status) {
-  std::cerr << "cadre-coordinator: " << status.message() << std::endl;
-  return 1;
+absl::Status CheckFlags() {
+  if (FLAGS_lease_ms < 100) return absl::InvalidArgumentError("--lease-ms must be at least 100");
+  if (FLAGS_keep_closed_runs < 0) {
+    return absl::InvalidArgumentError("--keep-closed-runs must not be negative");
+  }
+  if (FLAGS_keep_commits < 2)
+    return absl::InvalidArgumentError("--keep-commits must be at least 2");
+  return CheckServerFlags();
 }
 
 // Ready: the loop turns. It ends with the first failure to write the store.
@@ -120,132 +113,99 @@ absl::Status Ready(CoordinatorService& service) {
   return service.Read([](const Machine&, absl::Time) {}, kReadTimeout);
 }
 
-absl::StatusOr<std::unique_ptr<HttpServer>> StartMetrics(CoordinatorService& service,
-                                                         const Daemon& daemon,
-                                                         const Credentials& credentials) {
-  const auto collect = [&](Metrics& metrics) {
-    service
-        .Read(
-            [&](const Machine& machine, absl::Time now) { CollectMachine(machine, now, metrics); },
+void Collect(CoordinatorService& service, const Daemon& daemon, const Credentials& credentials,
+             Metrics& metrics) {
+  service
+      .Read([&](const Machine& machine, absl::Time now) { CollectMachine(machine, now, metrics); },
             kReadTimeout)
-        .IgnoreError();
-    metrics.AddHistogram("cadre_loop_turn_seconds",
-                         "Time in which the event loop handled what had arrived.",
-                         service.loop().turns().Read());
-    metrics.AddHistogram("cadre_store_commit_seconds",
-                         "Time to make a transaction of the store durable.",
-                         service.loop().commits().Read());
-    metrics.AddDisk(FLAGS_store);
-    AddCertificate(credentials, metrics);
-    daemon.calls().Collect(metrics);
-  };
-  return StartMetricsServer({.listen = FLAGS_metrics_listen,
-                             .ready = [&] { return Ready(service); },
-                             .collect = collect,
-                             .version = kVersion});
+      .IgnoreError();
+  metrics.AddHistogram("cadre_loop_turn_seconds",
+                       "Time in which the event loop handled what had arrived.",
+                       service.loop().turns().Read());
+  metrics.AddHistogram("cadre_store_commit_seconds",
+                       "Time to make a transaction of the store durable.",
+                       service.loop().commits().Read());
+  metrics.AddDisk(FLAGS_store);
+  AddCertificate(credentials, metrics);
+  daemon.calls().Collect(metrics);
 }
 
-int Serve(const Credentials& credentials) {
-  auto store = SqliteStore::Open({.path = FLAGS_store});
-  if (!store.ok()) return Fail(store.status());
-  const MeasuredPlanning planning;
-  absl::Status failure;
-  absl::Notification failed;
-  Loop::Options options = MakeOptions(planning);
-  const auto end = [&](const absl::Status& status) {
-    if (failed.HasBeenNotified()) return;
-    failure = status;
-    failed.Notify();
+// Why the process ends before it is told to: the first failure of the loop's thread.
+class Failure {
+ public:
+  void Set(const absl::Status& status) {
+    if (failed_.HasBeenNotified()) return;
+    status_ = status;
+    failed_.Notify();
     RequestTermination();
-  };
+  }
+  absl::Status status() const { return failed_.HasBeenNotified() ? status_ : absl::OkStatus(); }
+
+ private:
+  absl::Status status_;
+  absl::Notification failed_;
+};
+
+absl::StatusOr<std::unique_ptr<Dashboard>> StartDashboard(CoordinatorService& service) {
+  if (FLAGS_dashboard_listen.empty()) return nullptr;
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Dashboard> dashboard,
+                         Dashboard::Start({.listen = FLAGS_dashboard_listen,
+                                           .insecure = FLAGS_insecure,
+                                           .hosts = AllValues("dashboard_host")},
+                                          service));
+  LOG(INFO) << "dashboard on http://" << dashboard->address() << "/";
+  return dashboard;
+}
+
+absl::Status Serve(const Credentials& credentials) {
+  CADRE_ASSIGN_OR_RETURN(const auto store, SqliteStore::Open({.path = FLAGS_store}));
+  const MeasuredPlanning planning;
+  Failure failure;
+  Loop::Options options = MakeOptions(planning);
   // A coordinator that cannot write its store must not decide anything: it ends and is restarted.
-  options.on_failure = end;
+  options.on_failure = [&](const absl::Status& status) { failure.Set(status); };
   // One that accepts no connections loses its members one after another; the event is stored before
   // it ends.
   options.find_limit = [&] {
     const absl::Status accepting = CheckAccepting();
-    if (!accepting.ok()) end(accepting);
-    return std::string((accepting.ok() ? CheckFreeDescriptor() : accepting).message());
+    if (accepting.ok()) return std::string(CheckFreeDescriptor().message());
+    failure.Set(accepting);
+    return std::string(accepting.message());
   };
   CoordinatorService service(std::move(options), credentials);
-  const absl::Status started = service.Start(store->get(), FLAGS_store + ".backup");
-  if (!started.ok()) return Fail(started);
-  auto daemon = Daemon::Start({.listen = FLAGS_listen,
-                               .credentials = credentials,
-                               .insecure = FLAGS_insecure,
-                               .max_connection_age = absl::Seconds(FLAGS_connection_age),
-                               .health_port = FLAGS_health_port,
-                               .port_file = FLAGS_port_file},
-                              service.services());
-  if (!daemon.ok()) return Fail(daemon.status());
-  std::unique_ptr<HttpServer> metrics;
-  if (!FLAGS_metrics_listen.empty()) {
-    auto server = StartMetrics(service, **daemon, credentials);
-    if (!server.ok()) return Fail(server.status());
-    metrics = *std::move(server);
-    LOG(INFO) << "metrics on http://" << metrics->address() << "/metrics";
-  }
-  std::unique_ptr<Dashboard> dashboard;
-  if (!FLAGS_dashboard_listen.empty()) {
-    auto page = Dashboard::Start({.listen = FLAGS_dashboard_listen,
-                                  .insecure = FLAGS_insecure,
-                                  .hosts = AllValues("dashboard_host")},
-                                 service);
-    if (!page.ok()) return Fail(page.status());
-    dashboard = *std::move(page);
-    LOG(INFO) << "dashboard on http://" << dashboard->address() << "/";
-  }
-  LOG(INFO) << "listening on " << (*daemon)->address() << ", store " << FLAGS_store;
+  CADRE_RETURN_IF_ERROR(service.Start(store.get(), FLAGS_store + ".backup"));
+  CADRE_ASSIGN_OR_RETURN(const auto daemon, Daemon::Start(ServerOptions(FLAGS_listen, credentials),
+                                                          service.services()));
+  CADRE_ASSIGN_OR_RETURN(
+      auto metrics,
+      kProgram.StartMetrics([&] { return Ready(service); },
+                            [&](Metrics& all) { Collect(service, *daemon, credentials, all); }));
+  CADRE_ASSIGN_OR_RETURN(auto dashboard, StartDashboard(service));
+  LOG(INFO) << "listening on " << daemon->address() << ", store " << FLAGS_store;
   NotifyReady();
   WaitForTermination();
   LOG(INFO) << "stopping";
   metrics.reset();
   dashboard.reset();
   service.Drain();
-  (*daemon)->Drain(kDrain);
-  return failed.HasBeenNotified() ? Fail(failure) : 0;
+  daemon->Drain(kDrain);
+  return failure.status();
 }
 
 }  // namespace
 }  // namespace cadre
 
 int main(int argc, char** argv) {
-  if (const auto ended = cadre::ParseProgramFlags(cadre::kUsage, cadre::kVersion,
-                                                  "coordinator/main.cc", &argc, &argv)) {
-    return *ended;
-  }
-  if (FLAGS_lease_ms < 100) {
-    std::cerr << "cadre-coordinator: --lease-ms must be at least 100\n";
-    return 2;
-  }
-  if (FLAGS_keep_closed_runs < 0) {
-    std::cerr << "cadre-coordinator: --keep-closed-runs must not be negative\n";
-    return 2;
-  }
-  if (FLAGS_keep_commits < 2) {
-    std::cerr << "cadre-coordinator: --keep-commits must be at least 2\n";
-    return 2;
-  }
-  if (FLAGS_health_port < 0 || FLAGS_health_port > 65535) {
-    std::cerr << "cadre-coordinator: --health-port must be 0 .. 65535\n";
-    return 2;
-  }
-  if (FLAGS_connection_age < 1 || FLAGS_connection_age > 604'800) {
-    std::cerr << "cadre-coordinator: --connection-age must be 1 .. 604800\n";
-    return 2;
-  }
-  cadre::BlockTerminationSignals();
-  FLAGS_logtostderr = true;
-  google::InitGoogleLogging(argv[0]);
-  if (const absl::Status format = cadre::SetLogFormat(FLAGS_log_format); !format.ok()) {
-    cadre::Fail(format);
-    return 2;
+  using cadre::kProgram;
+  if (const auto ended = kProgram.Start(&argc, &argv)) return *ended;
+  if (const absl::Status flags = cadre::CheckFlags(); !flags.ok()) {
+    return kProgram.Fail(cadre::kExitBadFlags, flags.message());
   }
   const auto credentials =
       cadre::Credentials::FromFlags(FLAGS_tls, FLAGS_insecure, cadre::Role::kCoordinator);
   if (!credentials.ok()) {
-    cadre::Fail(credentials.status());
-    return 2;
+    return kProgram.Fail(cadre::kExitBadFlags, credentials.status().message());
   }
-  return cadre::Serve(*credentials);
+  const absl::Status served = cadre::Serve(*credentials);
+  return served.ok() ? 0 : kProgram.Fail(1, served.message());
 }

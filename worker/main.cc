@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -20,16 +19,16 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/daemon/program.h"
 #include "base/file_limit.h"
 #include "base/hardware.h"
-#include "base/http/metrics_server.h"
 #include "base/numa.h"
 #include "base/peer_text.h"
 #include "base/program_flags.h"
 #include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
-#include "base/rpc/json_log.h"
 #include "base/rpc/notify.h"
+#include "base/status.h"
 #include "comm/transport/tcp_link.h"
 #include "device/gpu_environment.h"
 #include "kernels/cpu/openmp_settings.h"
@@ -79,15 +78,9 @@ DEFINE_bool(shared_memory, true, "connect to ranks on this host through shared m
 DEFINE_int32(tcp_lanes, 0,
              "number of TCP connections to each rank on another host; 0: chosen by the round-trip "
              "time");
-DEFINE_string(tls, "",
-              "folder with ca.crt, tls.crt and tls.key, see 'cadre help certs'; replaced files are "
-              "used without a restart");
 DEFINE_bool(insecure, false,
             "neither encrypt nor authenticate, instead of --tls: only where every process that "
             "reaches the ports is trusted");
-DEFINE_string(metrics_listen, "",
-              "host:port for /metrics, /healthz and /readyz over HTTP, without TLS; empty: none");
-DEFINE_string(log_format, "text", "format of the log on stderr: text or json");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain_timeout, 120,
              "seconds after SIGTERM in which the group contributes and the worker ends; 0: leave "
@@ -138,8 +131,12 @@ constexpr char kUsage[] =
     "  4: the coordinator or the GPU does not respond\n"
     " 75: the GPU was lost during training, or a kernel on it failed; either way, this process\n"
     "     could no longer use it\n"
-    "With CADRE_CUDA_SYNC=1 in its environment it waits for every operation of the GPU, so that an\n"
+    "With CADRE_CUDA_SYNC=1 in its environment it waits for every operation of the GPU, so that "
+    "an\n"
     "error names the operation that failed; slow, for debugging";
+
+constexpr cadre::Program kProgram{
+    .name = "cadre-worker", .usage = kUsage, .version = CADRE_VERSION, .source = "worker/main.cc"};
 
 // 128 + SIGTERM.
 constexpr int kExitDrained = 143;
@@ -152,37 +149,36 @@ constexpr int kExitRefused = 64;
 // on it. A new process may be able to use it.
 constexpr int kExitDeviceLost = 75;
 
-// Prints the message; returns the exit code for invalid flags.
-template <typename... Args>
-int UsageError(const absl::FormatSpec<Args...>& format, const Args&... args) {
-  std::fprintf(stderr, "cadre-worker: %s\n", absl::StrFormat(format, args...).c_str());
-  return kExitUsage;
-}
-
 // The coordinator refuses this worker, or the device cannot be used.
 bool IsPermanent(const absl::Status& status) {
   return absl::IsPermissionDenied(status) || absl::IsFailedPrecondition(status);
 }
 
 int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "cadre-worker: %s\n", std::string(status.message()).c_str());
-  if (IsPermanent(status)) return kExitRefused;
-  return absl::IsUnavailable(status) ? kExitUnavailable : kExitFailure;
+  const int code = IsPermanent(status)           ? kExitRefused
+                   : absl::IsUnavailable(status) ? kExitUnavailable
+                                                 : kExitFailure;
+  return kProgram.Fail(code, status.message());
 }
 
 int FailToStart(const absl::Status& status) {
-  const int code = Fail(status);
   // A flag names something invalid or missing.
-  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ? kExitUsage : code;
+  const bool flag = absl::IsInvalidArgument(status) || absl::IsNotFound(status);
+  return flag ? kProgram.Fail(kExitUsage, status.message()) : Fail(status);
+}
+
+template <typename... Args>
+absl::Status UsageError(const absl::FormatSpec<Args...>& format, const Args&... args) {
+  return absl::InvalidArgumentError(absl::StrFormat(format, args...));
 }
 
 // Measures layers or links, as `cadre probe` requests, and exits.
 int Probe(int host_cores) {
   if (FLAGS_device != "cpu") {
-    return UsageError(
+    return FailToStart(UsageError(
         "a probe measures CPUs and the links between hosts, not --device=%s; groups on GPUs "
         "measure their own layers and links while they train",
-        FLAGS_device);
+        FLAGS_device));
   }
   // A probe needs no orderly shutdown, so signals may terminate it.
   cadre::UnblockTerminationSignals();
@@ -199,7 +195,8 @@ int Probe(int host_cores) {
   if (!FLAGS_probe_hosts.empty()) options.hosts = absl::StrSplit(FLAGS_probe_hosts, ',');
   const int ranks = options.hosts.empty() ? FLAGS_probe_ranks : std::ssize(options.hosts);
   if (FLAGS_probe_folder.empty() || FLAGS_probe_rank < 0 || FLAGS_probe_rank >= ranks) {
-    return UsageError("a probe needs --probe-folder, and --probe-rank in [0, %d)", ranks);
+    return FailToStart(
+        UsageError("a probe needs --probe-folder, and --probe-rank in [0, %d)", ranks));
   }
   if (!options.hosts.empty()) {
     const std::string& own = options.hosts[FLAGS_probe_rank];
@@ -242,34 +239,8 @@ int LoaderThreads() {
   return std::clamp(cadre::UsableCores() - FLAGS_threads, 1, 16);
 }
 
-// With a fixed port, equal for a restarted process.
-std::string DefaultName(const cadre::Credentials& credentials) {
-  const std::string port = FLAGS_listen.substr(FLAGS_listen.rfind(':') + 1);
-  return cadre::DefaultWorkerName(credentials, port == "0" ? absl::StrCat(getpid()) : port);
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  cadre::EnsureOpenMpSettings(argv);
-  cadre::SetGpuEnvironment();
-  cadre::BlockTerminationSignals();
-  // Blocks of at least this size return to the system when they are freed. Otherwise glibc raises
-  // the limit to the largest block that was freed, and the tensors of one generation after another
-  // fragment the heaps.
-  mallopt(M_MMAP_THRESHOLD, 512 << 10);
-  if (const auto ended =
-          cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "worker/main.cc", &argc, &argv)) {
-    return *ended;
-  }
-  FLAGS_logtostderr = true;
-  google::InitGoogleLogging(argv[0]);
-  if (const absl::Status format = cadre::SetLogFormat(FLAGS_log_format); !format.ok()) {
-    return UsageError("%s", format.message());
-  }
-  if (const absl::Status read = ReadPreemptionSeconds(); !read.ok()) {
-    return UsageError("%s", read.message());
-  }
+absl::Status CheckFlags() {
+  CADRE_RETURN_IF_ERROR(ReadPreemptionSeconds());
   if (FLAGS_drain_timeout < 0) {
     return UsageError("--drain-timeout=%d must not be negative", FLAGS_drain_timeout);
   }
@@ -291,32 +262,32 @@ int main(int argc, char** argv) {
     return UsageError("--tcp-lanes=%d must be between 0 and %d", FLAGS_tcp_lanes,
                       cadre::kMaxConnections);
   }
-  // Counted before this process is bound to some of them.
-  const int host_cores = cadre::UsableCores();
-  if (const absl::Status bound = UseNumaNode(); !bound.ok()) return FailToStart(bound);
-  if (FLAGS_threads == 0) FLAGS_threads = cadre::UsableCores();
-  if (!FLAGS_probe.empty() || !FLAGS_probe_hosts.empty()) return Probe(host_cores);
-  const auto credentials =
-      cadre::Credentials::FromFlags(FLAGS_tls, FLAGS_insecure, cadre::Role::kWorker);
-  if (!credentials.ok()) return FailToStart(credentials.status());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<cadre::WorkerOptions> OptionsFromFlags(int host_cores) {
   cadre::WorkerOptions options;
-  options.credentials = *credentials;
+  CADRE_ASSIGN_OR_RETURN(options.credentials, cadre::Credentials::FromFlags(
+                                                  FLAGS_tls, FLAGS_insecure, cadre::Role::kWorker));
   options.coordinator = FLAGS_coordinator;
   options.dial_timeout = absl::Seconds(FLAGS_dial_timeout);
   options.listen = FLAGS_listen;
   options.advertise = FLAGS_advertise;
   options.version = CADRE_VERSION;
   options.host_cores = host_cores;
-  options.name = FLAGS_name.empty() ? DefaultName(*credentials) : FLAGS_name;
-  const absl::Status named = cadre::CheckName("--name", options.name);
-  if (!named.ok()) return FailToStart(named);
-  const auto data_files = cadre::RootedFiles::Open("--data-root", cadre::AllValues("data_root"));
-  if (!data_files.ok()) return FailToStart(data_files.status());
-  options.data_files = *data_files;
-  const auto checkpoint_files =
-      cadre::RootedFiles::Open("--checkpoint-root", cadre::AllValues("checkpoint_root"));
-  if (!checkpoint_files.ok()) return FailToStart(checkpoint_files.status());
-  options.checkpoint_files = *checkpoint_files;
+  options.name = FLAGS_name;
+  if (options.name.empty()) {
+    // With a fixed port, equal for a restarted process.
+    const std::string port = FLAGS_listen.substr(FLAGS_listen.rfind(':') + 1);
+    options.name =
+        cadre::DefaultWorkerName(options.credentials, port == "0" ? absl::StrCat(getpid()) : port);
+  }
+  CADRE_RETURN_IF_ERROR(cadre::CheckName("--name", options.name));
+  CADRE_ASSIGN_OR_RETURN(options.data_files,
+                         cadre::RootedFiles::Open("--data-root", cadre::AllValues("data_root")));
+  CADRE_ASSIGN_OR_RETURN(
+      options.checkpoint_files,
+      cadre::RootedFiles::Open("--checkpoint-root", cadre::AllValues("checkpoint_root")));
   const cadre::ComputeOptions compute{
       .device = FLAGS_device,
       .threads = FLAGS_threads,
@@ -331,41 +302,55 @@ int main(int argc, char** argv) {
   options.tcp_connections = FLAGS_tcp_lanes;
   options.loader_threads = LoaderThreads();
   options.exchange_silence = absl::Seconds(FLAGS_exchange_silence);
+  return options;
+}
 
-  cadre::RaiseDescriptorLimit();
-  auto worker = cadre::StartWorker(options);
-  if (!worker.ok()) return FailToStart(worker.status());
-  std::unique_ptr<cadre::HttpServer> metrics;
-  if (!FLAGS_metrics_listen.empty()) {
-    auto started =
-        cadre::StartMetricsServer({.listen = FLAGS_metrics_listen,
-                                   .ready = [&] { return (*worker)->Ready(); },
-                                   .collect = [&](cadre::Metrics& all) { (*worker)->Collect(all); },
-                                   .version = CADRE_VERSION});
-    if (!started.ok()) return FailToStart(started.status());
-    metrics = *std::move(started);
-    LOG(INFO) << "metrics on http://" << metrics->address() << "/metrics";
-  }
-  cadre::NotifyReady();
+// Trains until a signal or the end of the worker; returns the exit code.
+int TrainUntilEnd(cadre::GroupMember& worker) {
   const int signal = cadre::WaitForTermination();
-  const bool has_rank = signal == SIGTERM && (*worker)->has_rank();
-  const absl::Duration within =
-      (*worker)->drain_time().value_or(absl::Seconds(FLAGS_drain_timeout));
-  if (has_rank && (*worker)->end().ok() && within > absl::ZeroDuration() &&
-      (*worker)->Drain(within)) {
+  const bool has_rank = signal == SIGTERM && worker.has_rank();
+  const absl::Duration within = worker.drain_time().value_or(absl::Seconds(FLAGS_drain_timeout));
+  if (has_rank && worker.end().ok() && within > absl::ZeroDuration() && worker.Drain(within)) {
     LOG(INFO) << "leaving the group within " << within
               << ", after its contribution; another signal ends this worker immediately";
     cadre::WaitForTermination(within);
   }
-  if (const absl::Status end = (*worker)->end(); !end.ok()) {
-    Fail(end);
-    return IsPermanent(end) ? kExitRefused : kExitDeviceLost;
+  if (const absl::Status end = worker.end(); !end.ok()) {
+    return kProgram.Fail(IsPermanent(end) ? kExitRefused : kExitDeviceLost, end.message());
   }
-  if (const std::optional<bool> done = (*worker)->run_done()) {
+  if (const std::optional<bool> done = worker.run_done()) {
     LOG(INFO) << (*done ? "the run is complete" : "the run has ended without being completed");
     return *done ? 0 : kExitRefused;
   }
   LOG(INFO) << "ending on signal " << signal;
   // Also without a rank: 0 would mark the work of this process as complete.
   return signal == SIGTERM ? kExitDrained : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  cadre::EnsureOpenMpSettings(argv);
+  cadre::SetGpuEnvironment();
+  // Blocks of at least this size return to the system when they are freed. Otherwise glibc raises
+  // the limit to the largest block that was freed, and the tensors of one generation after another
+  // fragment the heaps.
+  mallopt(M_MMAP_THRESHOLD, 512 << 10);
+  if (const auto ended = kProgram.Start(&argc, &argv)) return *ended;
+  if (const absl::Status flags = CheckFlags(); !flags.ok()) return FailToStart(flags);
+  // Counted before this process is bound to some of them.
+  const int host_cores = cadre::UsableCores();
+  if (const absl::Status bound = UseNumaNode(); !bound.ok()) return FailToStart(bound);
+  if (FLAGS_threads == 0) FLAGS_threads = cadre::UsableCores();
+  if (!FLAGS_probe.empty() || !FLAGS_probe_hosts.empty()) return Probe(host_cores);
+  const auto options = OptionsFromFlags(host_cores);
+  if (!options.ok()) return FailToStart(options.status());
+  cadre::RaiseDescriptorLimit();
+  const auto worker = cadre::StartWorker(*options);
+  if (!worker.ok()) return FailToStart(worker.status());
+  const auto metrics = kProgram.StartMetrics([&] { return (*worker)->Ready(); },
+                                             [&](cadre::Metrics& all) { (*worker)->Collect(all); });
+  if (!metrics.ok()) return FailToStart(metrics.status());
+  cadre::NotifyReady();
+  return TrainUntilEnd(**worker);
 }

@@ -25,11 +25,14 @@ def defined(root):
 
 
 def flags(root):
-    """Program -> the flags it defines (gflags are defined in main.cc only)."""
-    return {
-        program: GLOG_FLAGS | set(DEFINITION.findall(main_source(root, program)))
-        for program in FOLDERS
-    }
+    """Program -> the flags it defines (in main.cc, and in the files of base/daemon that main.cc includes)."""
+    found = {}
+    for program in FOLDERS:
+        source = main_source(root, program)
+        for header in re.findall(r'#include "(base/daemon/\w+)\.h"', source):
+            source += (root / f"{header}.cc").read_text()
+        found[program] = GLOG_FLAGS | set(DEFINITION.findall(source))
+    return found
 
 
 def drain_seconds(root):
