@@ -21,7 +21,7 @@ namespace cadre {
 
 class AtomicFile {
  public:
-  // The file system must outlive the object. Errors: as ErrnoStatus in base/file.h, here and below.
+  // The file system must outlive the object. Errors: as ErrnoStatus, here and below.
   static absl::StatusOr<AtomicFile> Create(std::string path, FileSystem& files = PosixFileSystem());
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;

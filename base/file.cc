@@ -9,8 +9,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -27,24 +25,6 @@ absl::Status TooLarge(const std::string& path, int64_t max_bytes) {
 }
 
 }  // namespace
-
-absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path) {
-  const std::string message =
-      absl::StrCat("cannot ", what, " ", path, ": ", std::generic_category().message(error));
-  switch (error) {
-    case ENOENT:
-      return absl::NotFoundError(message);
-    case EACCES:
-    case EPERM:
-      return absl::PermissionDeniedError(message);
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-      return absl::ResourceExhaustedError(message);
-    default:
-      return absl::ErrnoToStatus(error, absl::StrCat("cannot ", what, " ", path));
-  }
-}
 
 absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path, const RootedFiles& files) {
   // Without O_NONBLOCK, opening a named pipe would block until it has a writer.
@@ -100,29 +80,6 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view byte
   CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path, files));
   CADRE_RETURN_IF_ERROR(file.Append(bytes));
   return file.Commit();
-}
-
-absl::Status MakeFolder(const std::string& path) {
-  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
-  const auto make = [&] { return mkdir(path.c_str(), 0700) == 0 ? 0 : errno; };
-  int error = make();
-  if (error == ENOENT && !parent.empty()) {
-    CADRE_RETURN_IF_ERROR(MakeFolder(parent.string()));
-    error = make();
-  }
-  std::error_code unknown;
-  if (error == EEXIST && std::filesystem::is_directory(path, unknown)) return absl::OkStatus();
-  if (error != 0) return ErrnoStatus(error, "make folder", path);
-  return absl::OkStatus();
-}
-
-absl::Status SyncFolder(const std::string& folder) {
-  const std::string name = folder.empty() ? "." : folder;
-  const int fd = open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return ErrnoStatus(errno, "open folder", name);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  if (fsync(fd) != 0) return ErrnoStatus(errno, "sync folder", name);
-  return absl::OkStatus();
 }
 
 }  // namespace cadre

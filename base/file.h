@@ -14,9 +14,6 @@
 
 namespace cadre {
 
-// Default limit of ReadFile.
-inline constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
-
 // Errors: NotFound, PermissionDenied, ..., with the path in the message; InvalidArgument for
 // anything but a regular file, and for more than `max_bytes`; those of `files`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxReadBytes,
@@ -43,14 +40,4 @@ absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path,
 // Errors: as AtomicFile::Append and Commit; ResourceExhausted for a full disk.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes,
                                  FileSystem& files = PosixFileSystem());
-
-// "cannot <what> <path>: ..." with the code of `error`, an errno value.
-absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path);
-
-// Creates the folder and its parents unless they exist, for the user of the process alone.
-absl::Status MakeFolder(const std::string& path);
-
-// Makes a rename in `folder` durable.
-absl::Status SyncFolder(const std::string& folder);
-
 }  // namespace cadre

@@ -14,8 +14,8 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "base/file.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -178,10 +178,51 @@ class PosixFiles : public FileSystem {
 
 }  // namespace
 
+absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path) {
+  const std::string message =
+      absl::StrCat("cannot ", what, " ", path, ": ", std::generic_category().message(error));
+  switch (error) {
+    case ENOENT:
+      return absl::NotFoundError(message);
+    case EACCES:
+    case EPERM:
+      return absl::PermissionDeniedError(message);
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return absl::ResourceExhaustedError(message);
+    default:
+      return absl::ErrnoToStatus(error, absl::StrCat("cannot ", what, " ", path));
+  }
+}
+
 absl::Status StorageError(int error, absl::string_view what, absl::string_view path) {
   const absl::Status status = ErrnoStatus(error, what, path);
   const bool lost = error == EIO || error == EUCLEAN || error == EBADMSG;
   return lost ? absl::DataLossError(status.message()) : status;
+}
+
+absl::Status MakeFolder(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const auto make = [&] { return mkdir(path.c_str(), 0700) == 0 ? 0 : errno; };
+  int error = make();
+  if (error == ENOENT && !parent.empty()) {
+    CADRE_RETURN_IF_ERROR(MakeFolder(parent.string()));
+    error = make();
+  }
+  std::error_code unknown;
+  if (error == EEXIST && std::filesystem::is_directory(path, unknown)) return absl::OkStatus();
+  if (error != 0) return ErrnoStatus(error, "make folder", path);
+  return absl::OkStatus();
+}
+
+absl::Status SyncFolder(const std::string& folder) {
+  const std::string name = folder.empty() ? "." : folder;
+  const int fd = open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus(errno, "open folder", name);
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  if (fsync(fd) != 0) return ErrnoStatus(errno, "sync folder", name);
+  return absl::OkStatus();
 }
 
 FileSystem& PosixFileSystem() {

@@ -20,9 +20,18 @@
 
 namespace cadre {
 
-// ErrnoStatus (base/file.h), but DataLoss if the device or the file system has lost data: what is
-// stored here has no other copy on this machine.
+// "cannot <what> <path>: ..." with the code of `error`, an errno value.
+absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path);
+
+// The same, but DataLoss if the device or the file system has lost data: what is stored here has no
+// other copy on this machine.
 absl::Status StorageError(int error, absl::string_view what, absl::string_view path);
+
+// Creates the folder and its parents unless they exist, for the user of the process alone.
+absl::Status MakeFolder(const std::string& path);
+
+// Makes a rename in `folder` durable.
+absl::Status SyncFolder(const std::string& folder);
 
 // An open file. It stays usable after its name is removed or replaced. Thread-safe.
 class File {
@@ -84,7 +93,10 @@ class FileSystem {
 // The file system of the operating system; never destroyed.
 FileSystem& PosixFileSystem();
 
-// The whole content. Errors: InvalidArgument for more than kMaxReadBytes (base/file.h).
+// Default limit of functions that read whole files.
+inline constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
+
+// The whole content. Errors: InvalidArgument for more than kMaxReadBytes.
 absl::StatusOr<std::string> ReadFile(FileSystem& files, const std::string& path);
 
 }  // namespace cadre

@@ -28,7 +28,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/file.h"
+#include "base/file_system.h"
 #include "base/status.h"
 
 namespace cadre {
