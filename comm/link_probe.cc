@@ -128,10 +128,10 @@ struct Medium {
   size_t sum_bytes = 0;
 };
 
-class Probe {
+class LinkProbe {
  public:
   // `host` equals `all` unless `all` is over a device transport.
-  Probe(Communicator& all, Communicator& host, const Medium& medium)
+  LinkProbe(Communicator& all, Communicator& host, const Medium& medium)
       : all_(all),
         host_(host),
         medium_(medium),
@@ -365,7 +365,7 @@ absl::StatusOr<LinkProfile> MeasureLink(Communicator& all, bool samples) {
       .device = *host,
       .add = [&](auto sum, auto values) { combine.add(sum.data(), values.data(), values.size()); },
       .sum_bytes = kSumBytes};
-  return Probe(all, all, medium).Measure(samples);
+  return LinkProbe(all, all, medium).Measure(samples);
 }
 
 absl::StatusOr<LinkProfile> MeasureDeviceLink(Communicator& all, Communicator& host,
@@ -377,7 +377,7 @@ absl::StatusOr<LinkProfile> MeasureDeviceLink(Communicator& all, Communicator& h
                             kernels.memory().AccumulateReceived(DType::kFloat32, sum, values);
                           },
                       .sum_bytes = kDeviceSumBytes};
-  return Probe(all, host, medium).Measure(/*samples=*/true);
+  return LinkProbe(all, host, medium).Measure(/*samples=*/true);
 }
 
 }  // namespace cadre

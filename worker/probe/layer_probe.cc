@@ -50,10 +50,10 @@ constexpr int64_t kCopiedRows = 4096;
 constexpr int64_t kCopiedColumns = 64;
 constexpr int kCopies = 9;
 
-class Probe {
+class LayerProbe {
  public:
-  Probe(const v1::ProbeRequest& request, Graph graph, Backend& kernels,
-        const LayerProbeOptions& options)
+  LayerProbe(const v1::ProbeRequest& request, Graph graph, Backend& kernels,
+             const LayerProbeOptions& options)
       : request_(request),
         graph_(std::move(graph)),
         index_(ParameterIndex::FromGraph(graph_)),
@@ -213,7 +213,7 @@ absl::StatusOr<v1::DeviceProfile> ProbeLayers(const v1::ProbeRequest& request, B
     return absl::InvalidArgumentError("a probe request without plans has nothing to time");
   }
   CADRE_ASSIGN_OR_RETURN(Graph graph, Graph::FromModel(request.spec().model()));
-  return Probe(request, std::move(graph), kernels, options).Run();
+  return LayerProbe(request, std::move(graph), kernels, options).Run();
 }
 
 }  // namespace cadre
