@@ -8,17 +8,14 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/peer_text.h"
-#include "base/protocol.h"
 #include "base/rpc/grpc_status.h"
 #include "base/rpc/identity.h"
 #include "base/status.h"
-#include "coordinator/store/keys.h"
 
 namespace cadre {
 namespace {
@@ -53,6 +50,7 @@ class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
 CoordinatorService::CoordinatorService(Loop::Options options, Credentials credentials)
     : options_(std::move(options)),
       credentials_(std::move(credentials)),
+      call_services_(MakeCallServices(*this)),
       query_slots_(kMaxQueries),
       watch_slots_(kMaxWatches),
       open_streams_(kMaxStreams, kMaxEndTime) {}
@@ -65,11 +63,9 @@ absl::Status CoordinatorService::Start(Store* store, std::string backup_path) {
 }
 
 std::vector<grpc::Service*> CoordinatorService::services() {
-  v1::Membership::Service& membership = *this;
-  v1::Runs::Service& runs = *this;
-  v1::Status::Service& status = *this;
-  v1::Members::Service& members = *this;
-  return {&membership, &runs, &status, &members};
+  std::vector<grpc::Service*> services = {this};
+  for (const auto& service : call_services_) services.push_back(service.get());
+  return services;
 }
 
 absl::Status CoordinatorService::Read(std::function<void(const Machine&, absl::Time)> read,
@@ -112,7 +108,7 @@ void CoordinatorService::Drain() {
 
 // The loop may finish the call before this function returns the reactor to gRPC. gRPC then keeps
 // the answer until it has the reactor, and the reactor deletes itself only afterwards.
-CoordinatorService::Call* CoordinatorService::Begin(
+grpc::ServerUnaryReactor* CoordinatorService::Begin(
     Fill fill, const std::function<absl::Status(RequestId)>& post, bool traces) {
   RequestId id = 0;
   Call* call = nullptr;
@@ -134,10 +130,17 @@ CoordinatorService::Call* CoordinatorService::Begin(
   return call;
 }
 
-CoordinatorService::Call* CoordinatorService::Request(Fill fill,
-                                                      const std::function<Event(RequestId)>& make) {
-  return Begin(std::move(fill),
-               [&](RequestId id) { return loop_->Post(make(id)) ? absl::OkStatus() : Stopping(); });
+grpc::ServerUnaryReactor* CoordinatorService::Request(Fill fill,
+                                                      const std::function<Event(RequestId)>& make,
+                                                      const std::function<absl::Status()>& check) {
+  return Begin(std::move(fill), [&](RequestId id) -> absl::Status {
+    CADRE_RETURN_IF_ERROR(check());
+    return Post(make(id));
+  });
+}
+
+absl::Status CoordinatorService::Post(Event event) {
+  return loop_->Post(std::move(event)) ? absl::OkStatus() : Stopping();
 }
 
 // A call may be finished by its answer, by its cancellation or by the end of the service. The first
@@ -173,7 +176,7 @@ absl::Status CoordinatorService::RunQuery(const grpc::CallbackServerContext& con
   });
 }
 
-CoordinatorService::Call* CoordinatorService::Query(
+grpc::ServerUnaryReactor* CoordinatorService::Query(
     const grpc::CallbackServerContext& context,
     std::function<absl::Status(const Machine&, absl::Time)> read) {
   return Begin(nullptr, [&](RequestId id) {
@@ -184,161 +187,8 @@ CoordinatorService::Call* CoordinatorService::Query(
   });
 }
 
-absl::Status CoordinatorService::CheckSubmit(const v1::SubmitRequest& request) const {
-  if (!AreCompatible(request.protocol(), kProtocol)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the command has protocol ", request.protocol(), ", the coordinator ",
-                     kProtocol, "; only adjacent protocols work together"));
-  }
-  const std::string& name = request.spec().name();
-  if (RunNumber(name) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("name: is '", name, "', which has the form of a run's id; give another one"));
-  }
-  return CheckSpec(options_.machine, request.spec());
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext*,
-                                                     const v1::SubmitRequest* request,
-                                                     v1::SubmitReply* reply) {
-  const Fill fill = [reply](const Replied& replied) {
-    reply->set_run(replied.run);
-    reply->set_ended(replied.ended);
-  };
-  return Begin(fill, [&](RequestId id) {
-    CADRE_RETURN_IF_ERROR(CheckSubmit(*request));
-    std::random_device entropy;
-    const bool posted =
-        loop_->Post(SubmitRun{.request = id,
-                              .spec = request->spec(),
-                              .lineage_seed = (uint64_t{entropy()} << 32) | entropy(),
-                              .join_existing = request->join_existing(),
-                              .join_ended = request->join_ended()});
-    return posted ? absl::OkStatus() : Stopping();
-  });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
-                                                   const v1::StopRequest* request, v1::StopReply*) {
-  return Begin(nullptr, [&](RequestId id) -> absl::Status {
-    if (request->reason().size() > kMaxReason) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("reason: has more than the ", kMaxReason, " bytes that are allowed"));
-    }
-    const bool posted = loop_->Post(StopRun{id, request->run(), ShortReason(request->reason())});
-    return posted ? absl::OkStatus() : Stopping();
-  });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Delete(grpc::CallbackServerContext*,
-                                                     const v1::DeleteRequest* request,
-                                                     v1::DeleteReply*) {
-  return Request(nullptr, [&](RequestId id) { return DeleteRun{id, request->run()}; });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Scale(grpc::CallbackServerContext*,
-                                                    const v1::ScaleRequest* request,
-                                                    v1::ScaleReply*) {
-  return Request(nullptr, [&](RequestId id) {
-    return ScaleRun{id, request->run(), request->groups()};
-  });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Resume(grpc::CallbackServerContext*,
-                                                     const v1::ResumeRequest* request,
-                                                     v1::ResumeReply*) {
-  return Request(nullptr, [&](RequestId id) { return ResumeRun{id, request->run()}; });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Adopt(grpc::CallbackServerContext*,
-                                                    const v1::AdoptRequest* request,
-                                                    v1::AdoptReply* reply) {
-  const Fill fill = [reply](const Replied& replied) { *reply = replied.adopted; };
-  return Request(fill, [&](RequestId id) { return AdoptRuns{id, request->run()}; });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext* context,
-                                                   const v1::ListRequest*, v1::ListReply* reply) {
-  return Query(*context, [reply](const Machine& machine, absl::Time now) {
-    *reply = machine.List(now);
-    return absl::OkStatus();
-  });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Get(grpc::CallbackServerContext* context,
-                                                  const v1::StatusRequest* request,
-                                                  v1::StatusReply* reply) {
-  const std::optional<uint64_t> left =
-      request->page_token().empty() ? credentials_.SecondsLeft() : std::nullopt;
-  return Query(*context,
-               [=, request = *request](const Machine& machine, absl::Time now) -> absl::Status {
-                 CADRE_ASSIGN_OR_RETURN(*reply, machine.Status(now, request));
-                 auto& counters = *reply->mutable_counters();
-                 if (left.has_value()) counters["certificate_seconds_left"] = *left;
-                 return absl::OkStatus();
-               });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::History(grpc::CallbackServerContext* context,
-                                                      const v1::HistoryRequest* request,
-                                                      v1::HistoryReply* reply) {
-  return Query(*context,
-               [=, request = *request](const Machine& machine, absl::Time) -> absl::Status {
-                 CADRE_ASSIGN_OR_RETURN(*reply, machine.History(request));
-                 return absl::OkStatus();
-               });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Locate(grpc::CallbackServerContext* context,
-                                                     const v1::LocateRequest* request,
-                                                     v1::LocateReply* reply) {
-  return Query(*context,
-               [=, run = request->run()](const Machine& machine, absl::Time) -> absl::Status {
-                 CADRE_ASSIGN_OR_RETURN(*reply, machine.Locate(run));
-                 return absl::OkStatus();
-               });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Events(grpc::CallbackServerContext* context,
-                                                     const v1::EventsRequest* request,
-                                                     v1::EventsReply* reply) {
-  return Query(*context, [=, request = *request](const Machine& machine, absl::Time) {
-    *reply = machine.Events(request);
-    return absl::OkStatus();
-  });
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Trace(grpc::CallbackServerContext*,
-                                                    const v1::TraceRequest* request,
-                                                    v1::TraceReply* reply) {
-  const Fill fill = [reply](const Replied& replied) { *reply = replied.trace; };
-  const auto post = [&](RequestId id) {
-    const bool posted = loop_->Post(TraceGroup{.request = id,
-                                               .run = request->run(),
-                                               .group = request->group(),
-                                               .steps = request->steps()});
-    return posted ? absl::OkStatus() : Stopping();
-  };
-  return Begin(fill, post, /*traces=*/true);
-}
-
-grpc::ServerUnaryReactor* CoordinatorService::Cordon(grpc::CallbackServerContext*,
-                                                     const v1::CordonRequest* request,
-                                                     v1::CordonReply* reply) {
-  const Fill fill = [reply](const Replied& replied) {
-    reply->mutable_members()->Add(replied.members.begin(), replied.members.end());
-  };
-  return Request(fill, [&](RequestId id) {
-    return CordonMembers{.request = id,
-                         .member = request->member(),
-                         .undo = request->undo(),
-                         .drain = request->drain(),
-                         .drain_seconds = request->drain_seconds()};
-  });
-}
-
 grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
-    grpc::CallbackServerContext* context, const v1::WatchRequest* request) {
+    grpc::CallbackServerContext* context, const std::string& run) {
   WatchStream* stream = nullptr;
   uint64_t id = 0;
   absl::Status refused;
@@ -347,7 +197,7 @@ grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
   {
     absl::MutexLock lock(&mutex_);
     id = ++last_id_;
-    stream = new WatchStream(request->run(), std::move(slot), open_streams_, context, [this, id] {
+    stream = new WatchStream(run, std::move(slot), open_streams_, context, [this, id] {
       absl::MutexLock done(&mutex_);
       watches_.erase(id);
     });
@@ -367,7 +217,7 @@ grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
 
 // No step before Begin can end the stream, so it exists until PrepareBackup or Drain.
 grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(
-    grpc::CallbackServerContext* context, const v1::BackupRequest*) {
+    grpc::CallbackServerContext* context) {
   absl::Status refused;
   BackupStream* stream = nullptr;
   {

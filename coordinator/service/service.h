@@ -39,9 +39,6 @@ namespace cadre {
 
 class CoordinatorService final
     : public v1::Membership::WithRawCallbackMethod_Join<v1::Membership::Service>,
-      public v1::Runs::CallbackService,
-      public v1::Status::CallbackService,
-      public v1::Members::CallbackService,
       public Loop::Callbacks {
  public:
   // `credentials`: those of its server; the status shows how long they are valid.
@@ -52,8 +49,8 @@ class CoordinatorService final
   // is borrowed and must outlive the service. `backup_path`: a file for a backup while it is sent.
   absl::Status Start(Store* store, std::string backup_path = "");
 
-  // The four services of this object for one server, which must be shut down before the object is
-  // destroyed.
+  // This service and those of calls (calls.cc) for one server, which must be shut down before the
+  // object is destroyed.
   std::vector<grpc::Service*> services();
 
   // Handles all queued events, ends the loop, then ends every stream and waiting call with
@@ -71,51 +68,6 @@ class CoordinatorService final
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
       grpc::CallbackServerContext* context) override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // v1::Runs
-  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
-                                   const v1::SubmitRequest* request,
-                                   v1::SubmitReply* reply) override;
-  grpc::ServerUnaryReactor* Stop(grpc::CallbackServerContext* context,
-                                 const v1::StopRequest* request, v1::StopReply* reply) override;
-  grpc::ServerUnaryReactor* Delete(grpc::CallbackServerContext* context,
-                                   const v1::DeleteRequest* request,
-                                   v1::DeleteReply* reply) override;
-  grpc::ServerUnaryReactor* Scale(grpc::CallbackServerContext* context,
-                                  const v1::ScaleRequest* request, v1::ScaleReply* reply) override;
-  grpc::ServerUnaryReactor* Resume(grpc::CallbackServerContext* context,
-                                   const v1::ResumeRequest* request,
-                                   v1::ResumeReply* reply) override;
-  grpc::ServerUnaryReactor* Adopt(grpc::CallbackServerContext* context,
-                                  const v1::AdoptRequest* request, v1::AdoptReply* reply) override;
-  grpc::ServerWriteReactor<v1::BackupChunk>* Backup(grpc::CallbackServerContext* context,
-                                                    const v1::BackupRequest* request) override
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
-                                 const v1::ListRequest* request, v1::ListReply* reply) override;
-
-  // v1::Status
-  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context,
-                                const v1::StatusRequest* request, v1::StatusReply* reply) override;
-  grpc::ServerUnaryReactor* History(grpc::CallbackServerContext* context,
-                                    const v1::HistoryRequest* request,
-                                    v1::HistoryReply* reply) override;
-  grpc::ServerUnaryReactor* Locate(grpc::CallbackServerContext* context,
-                                   const v1::LocateRequest* request,
-                                   v1::LocateReply* reply) override;
-  grpc::ServerUnaryReactor* Events(grpc::CallbackServerContext* context,
-                                   const v1::EventsRequest* request,
-                                   v1::EventsReply* reply) override;
-  grpc::ServerUnaryReactor* Trace(grpc::CallbackServerContext* context,
-                                  const v1::TraceRequest* request, v1::TraceReply* reply) override;
-  grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext* context,
-                                                   const v1::WatchRequest* request) override
-      ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // v1::Members
-  grpc::ServerUnaryReactor* Cordon(grpc::CallbackServerContext* context,
-                                   const v1::CordonRequest* request,
-                                   v1::CordonReply* reply) override;
-
   // Loop::Callbacks
   void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) override
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -127,6 +79,12 @@ class CoordinatorService final
 
  private:
   class Call;
+  // v1::Runs, v1::Status and v1::Members, in calls.cc.
+  class Runs;
+  class Status;
+  class Members;
+
+  static std::vector<std::unique_ptr<grpc::Service>> MakeCallServices(CoordinatorService& service);
 
   // Writes the reply of a call from the loop's answer. Null: the reply has no fields.
   using Fill = std::function<void(const Replied& replied)>;
@@ -139,15 +97,22 @@ class CoordinatorService final
   // Registers a call and posts its event or query to the loop. The call ends with the error of
   // `post`, by Finish with its id, by Drain, or by cancellation.
   // `traces`: its event is a TraceGroup, which is cancelled with the call.
-  Call* Begin(Fill fill, const std::function<absl::Status(RequestId)>& post, bool traces = false)
+  grpc::ServerUnaryReactor* Begin(Fill fill, const std::function<absl::Status(RequestId)>& post,
+                                  bool traces = false) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Begins a call that posts one event, unless `check` fails.
+  grpc::ServerUnaryReactor* Request(Fill fill, const std::function<Event(RequestId)>& make,
+                                    const std::function<absl::Status()>& check = absl::OkStatus);
+  // Errors: Unavailable if the loop has stopped.
+  absl::Status Post(Event event);
+  // Sends updates until the stream ends.
+  grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext* context,
+                                                   const std::string& run)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Begins a call that posts one event.
-  Call* Request(Fill fill, const std::function<Event(RequestId)>& make);
-  // On the thread of the call: the loop is not delayed by specs that it would refuse.
-  absl::Status CheckSubmit(const v1::SubmitRequest& request) const;
+  grpc::ServerWriteReactor<v1::BackupChunk>* Backup(grpc::CallbackServerContext* context)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins a call that only reads the state machine and is answered without waiting for an event.
-  Call* Query(const grpc::CallbackServerContext& context,
-              std::function<absl::Status(const Machine&, absl::Time)> read);
+  grpc::ServerUnaryReactor* Query(const grpc::CallbackServerContext& context,
+                                  std::function<absl::Status(const Machine&, absl::Time)> read);
   // Runs a query on the loop's thread. Of those that wait, one peer may have three quarters.
   // Errors: those of Loop::RunQuery.
   absl::Status RunQuery(const grpc::CallbackServerContext& context, Loop::Query query);
@@ -161,6 +126,7 @@ class CoordinatorService final
 
   const Loop::Options options_;
   const Credentials credentials_;
+  const std::vector<std::unique_ptr<grpc::Service>> call_services_;
   // Set by Start.
   Store* store_ = nullptr;
   std::string backup_path_;
