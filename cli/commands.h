@@ -1,4 +1,5 @@
-// The commands of cadre that do more than print text: one function for each verb (cli/verbs.cc).
+// The commands of cadre that do more than print text: one function for each verb (cli/verbs.cc),
+// but those that only call a coordinator are with their rows in queries.cc and orders.cc.
 //
 // Each returns the exit code. RunCommandLine reports errors: UsageError, for an invalid
 // command line, with the usage of the verb; all others with the exit code of their status.
@@ -7,6 +8,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "cli/console.h"
@@ -49,29 +51,13 @@ absl::StatusOr<int> ReplayRun(const Invocation& in);
 
 // --- Calls of a coordinator ---
 
-absl::StatusOr<int> ListRuns(const Invocation& in);
-absl::StatusOr<int> ShowStatus(const Invocation& in);
-absl::StatusOr<int> DescribeRun(const Invocation& in);
-absl::StatusOr<int> ShowMembers(const Invocation& in);
-absl::StatusOr<int> ShowEvents(const Invocation& in);
-absl::StatusOr<int> ShowHistory(const Invocation& in);
-absl::StatusOr<int> CheckHealth(const Invocation& in);
-// One line (table) or one object (JSON) per update, until the run ends or the reader closes stdout.
-absl::StatusOr<int> WatchRuns(const Invocation& in);
+// The verbs that read from a coordinator, and those that change something.
+std::vector<Verb> QueryVerbs();
+std::vector<Verb> OrderVerbs();
+absl::StatusOr<int> ShowVersion(const Invocation& in);
 // Submits a run and follows it to its end or, with --detach, prints its id. Data files are not
 // checked, because they are on the machines of the workers.
 absl::StatusOr<int> SubmitRun(const Invocation& in);
-absl::StatusOr<int> StopRun(const Invocation& in);
-absl::StatusOr<int> ShowVersion(const Invocation& in);
-absl::StatusOr<int> ScaleRun(const Invocation& in);
-absl::StatusOr<int> ResumeRun(const Invocation& in);
-absl::StatusOr<int> DeleteRun(const Invocation& in);
-absl::StatusOr<int> BackUpStore(const Invocation& in);
-absl::StatusOr<int> AdoptRuns(const Invocation& in);
-// Excludes workers from new work, or readmits them. The verb 'drain' also makes them end.
-absl::StatusOr<int> CordonMembers(const Invocation& in);
-// Exit code 0 only if the run reached its stop rule.
-absl::StatusOr<int> WaitForRun(const Invocation& in);
 // Records some steps of a group and writes the trace atomically.
 absl::StatusOr<int> TraceRun(const Invocation& in);
 

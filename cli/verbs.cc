@@ -14,7 +14,6 @@
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/verb.h"
-#include "model/validate.h"
 #include "plan/search/plan_problem.h"
 
 namespace cadre {
@@ -106,8 +105,6 @@ std::vector<absl::string_view> StrategyNames() {
 
 const Argument kRunFile{.name = "RUN.textproto", .kind = kModel};
 const Argument kModelArgument{.name = "RUN.textproto|MODEL", .kind = kModel};
-const Argument kRun{.name = "RUN"};
-const Argument kOptionalRun{.name = "RUN", .optional = true};
 
 // Larger numbers of workers or batches are assumed to be typing errors.
 constexpr uint32_t kMaxPlannedWorkers = 100'000;
@@ -281,95 +278,6 @@ std::vector<Verb> PlanVerbs() {
        .run = ReplayRun}};
 }
 
-// Questions to a coordinator.
-std::vector<Verb> QueryVerbs() {
-  return {
-      {.name = "runs", .brief = "list current and past runs", .run = ListRuns},
-      {.name = "status",
-       .arguments = {kOptionalRun},
-       .brief = "show runs, groups, members and counters",
-       .run = ShowStatus},
-      {.name = "describe",
-       .arguments = {kRun},
-       .brief = "show a run's details: plans, step times, memory and parameters of each rank",
-       .run = DescribeRun},
-      {.name = "watch",
-       .arguments = {kOptionalRun},
-       .brief = "print one line per change until the run ends",
-       .run = WatchRuns},
-      {.name = "members",
-       .brief = "list workers and aggregators with their heartbeats",
-       .run = ShowMembers},
-      {.name = "events",
-       .arguments = {kOptionalRun},
-       .flags = {Flag{"after", kCount, "N", "only events with higher numbers"}.Fallback("0").Max(
-                     std::numeric_limits<uint64_t>::max()),
-                 {"follow", kSwitch, "", "print further events as they happen"}},
-       .brief = "list what has happened: members, groups, runs, evaluations",
-       .run = ShowEvents},
-      {.name = "history",
-       .arguments = {kRun},
-       .flags = {Flag{"after", kCount, "N", "only entries with higher numbers"}.Fallback("0").Max(
-           std::numeric_limits<uint64_t>::max())},
-       .brief = "list the commits and evaluations of a run",
-       .run = ShowHistory},
-      {.name = "health", .brief = "check whether anything needs an operator", .run = CheckHealth}};
-}
-
-// Orders to a coordinator.
-std::vector<Verb> ControlVerbs() {
-  return {
-      {.name = "cordon",
-       .arguments = {{.name = "NAME|HOST|ID"}},
-       .flags = {{"undo", kSwitch, "", "readmit the workers and erase their failures on record"}},
-       .brief = "exclude a worker, or all workers of a host, from new work",
-       .run = CordonMembers},
-      {.name = "drain",
-       .arguments = {{.name = "NAME|HOST|ID"}},
-       .flags = {{"within", kDuration, "T",
-                  "time after which the workers end in any case; default: their own limits"}},
-       .brief = "let a worker, or all workers of a host, contribute and end",
-       .run = CordonMembers},
-      {.name = "scale",
-       .arguments = {kRun},
-       .flags = {Flag{"groups", kCount, "N", "number of groups"}.Required().Min(1).Max(kMaxGroups)},
-       .brief = "change the number of groups of a run",
-       .run = ScaleRun},
-      {.name = "stop",
-       .arguments = {kRun},
-       .brief = "stop a run immediately; its last version remains",
-       .run = StopRun},
-      {.name = "delete",
-       .arguments = {kRun},
-       .brief = "delete a run that has ended, with its model",
-       .run = DeleteRun},
-      {.name = "resume", .arguments = {kRun}, .brief = "continue a parked run", .run = ResumeRun},
-      {.name = "adopt",
-       .arguments = {kOptionalRun},
-       .brief = "continue runs of a coordinator that has lost its store",
-       .run = AdoptRuns},
-      {.name = "backup",
-       .arguments = {{.name = "FILE", .kind = kFile}},
-       .brief = "copy the coordinator's store to a file, while runs continue",
-       .run = BackUpStore},
-      {.name = "wait",
-       .arguments = {kOptionalRun},
-       .flags = {{"for", kText, "WHAT",
-                  "state=STATE, version=N (of the run), or members=N (connected workers, without a "
-                  "run)"}},
-       .brief = "wait until a run ends, or for another condition",
-       .run = WaitForRun},
-      {.name = "trace",
-       .arguments = {kRun},
-       .flags =
-           {Flag{"group", kCount, "G", "the group"}.Fallback("0"),
-            Flag{"steps", kCount, "N", "steps to record, 1 to 100"}.Fallback("3").Min(1).Max(100),
-            OutputFlag("where to write the trace (default trace-RUN.json); - is stdout, and the "
-                       "table then goes to stderr")},
-       .brief = "record steps of a group: which rank computed and which waited",
-       .run = TraceRun}};
-}
-
 // Models as files, and credentials.
 std::vector<Verb> FileVerbs() {
   return {
@@ -471,7 +379,7 @@ const std::vector<Verb>& Verbs() {
   static const std::vector<Verb> verbs = [] {
     std::vector<Verb> all;
     for (const std::vector<Verb>& group :
-         {RunVerbs(), PlanVerbs(), QueryVerbs(), ControlVerbs(), FileVerbs(), ProgramVerbs()}) {
+         {RunVerbs(), PlanVerbs(), QueryVerbs(), OrderVerbs(), FileVerbs(), ProgramVerbs()}) {
       all.insert(all.end(), group.begin(), group.end());
     }
     return all;

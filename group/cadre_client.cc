@@ -113,8 +113,12 @@ absl::StatusOr<std::string> ClusterStatus(const cadre_client& client, const std:
 absl::StatusOr<std::string> History(const cadre_client& client, const std::string& run,
                                     uint64_t after) {
   CADRE_RETURN_IF_ERROR(client.status);
-  CADRE_ASSIGN_OR_RETURN(const v1::HistoryReply reply,
-                         ReadAgain([&] { return client.coordinator->History(run, after); }));
+  v1::HistoryRequest request;
+  request.set_run(run);
+  request.set_after(after);
+  CADRE_ASSIGN_OR_RETURN(
+      const v1::HistoryReply reply,
+      ReadAgain([&] { return client.coordinator->Call(&v1::Status::Stub::History, request); }));
   return ToJson(reply);
 }
 

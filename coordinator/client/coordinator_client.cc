@@ -30,9 +30,8 @@ CoordinatorClient::CoordinatorClient(Options options)
     : options_(std::move(options)),
       channel_(MakeChannel(options_.coordinator, Plane::kControl, options_.credentials,
                            {.role = Role::kCoordinator})),
-      runs_(v1::Runs::NewStub(channel_)),
-      status_(v1::Status::NewStub(channel_)),
-      members_(v1::Members::NewStub(channel_)) {}
+      stubs_(v1::Runs::NewStub(channel_), v1::Status::NewStub(channel_),
+             v1::Members::NewStub(channel_)) {}
 
 absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
   const absl::Time until = std::min(deadline, absl::Now() + options_.dial_timeout);
@@ -41,7 +40,7 @@ absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kReasonTimeout));
   v1::StatusReply reply;
-  const grpc::Status failed = status_->Get(&context, {}, &reply);
+  const grpc::Status failed = stub<v1::Status::Stub>().Get(&context, {}, &reply);
   // Any other result is that of a server, to which the channel has connected meanwhile.
   if (failed.error_code() != grpc::StatusCode::UNAVAILABLE &&
       failed.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
@@ -51,18 +50,13 @@ absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
                   failed.error_message());
 }
 
-template <typename Stub, typename Request, typename Reply>
-absl::StatusOr<Reply> CoordinatorClient::Call(Stub& stub,
-                                              grpc::Status (Stub::*method)(grpc::ClientContext*,
-                                                                           const Request&, Reply*),
-                                              const Request& request, absl::Time deadline) const {
+absl::Status CoordinatorClient::Attempt(
+    absl::Time deadline, absl::FunctionRef<grpc::Status(grpc::ClientContext*)> call) const {
   CADRE_RETURN_IF_ERROR(Dial(deadline));
   for (int attempt = 1;; ++attempt) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline));
-    Reply reply;
-    const absl::Status status = FromGrpc((stub.*method)(&context, request, &reply));
-    if (status.ok()) return reply;
+    const absl::Status status = FromGrpc(call(&context));
     // The coordinator has not begun such a call.
     const std::optional<absl::Duration> retry_after = RetryAfter(status);
     if (!retry_after.has_value() || attempt == kMaxAttempts) return status;
@@ -74,8 +68,7 @@ absl::StatusOr<std::string> CoordinatorClient::Submit(const v1::RunSpec& spec) c
   v1::SubmitRequest request;
   request.set_protocol(kProtocol);
   *request.mutable_spec() = spec;
-  CADRE_ASSIGN_OR_RETURN(const v1::SubmitReply reply,
-                         Call(*runs_, &v1::Runs::Stub::Submit, request, Soon()));
+  CADRE_ASSIGN_OR_RETURN(const v1::SubmitReply reply, Call(&v1::Runs::Stub::Submit, request));
   return reply.run();
 }
 
@@ -86,39 +79,14 @@ absl::StatusOr<v1::SubmitReply> CoordinatorClient::Join(const v1::RunSpec& spec,
   *request.mutable_spec() = spec;
   request.set_join_existing(true);
   request.set_join_ended(join_ended);
-  return Call(*runs_, &v1::Runs::Stub::Submit, request, Soon());
+  return Call(&v1::Runs::Stub::Submit, request);
 }
 
 absl::Status CoordinatorClient::Stop(const std::string& run, const std::string& reason) const {
   v1::StopRequest request;
   request.set_run(run);
   request.set_reason(reason);
-  return Call(*runs_, &v1::Runs::Stub::Stop, request, Soon()).status();
-}
-
-absl::Status CoordinatorClient::Delete(const std::string& run) const {
-  v1::DeleteRequest request;
-  request.set_run(run);
-  return Call(*runs_, &v1::Runs::Stub::Delete, request, Soon()).status();
-}
-
-absl::Status CoordinatorClient::Scale(const std::string& run, uint32_t groups) const {
-  v1::ScaleRequest request;
-  request.set_run(run);
-  request.set_groups(groups);
-  return Call(*runs_, &v1::Runs::Stub::Scale, request, Soon()).status();
-}
-
-absl::Status CoordinatorClient::Resume(const std::string& run) const {
-  v1::ResumeRequest request;
-  request.set_run(run);
-  return Call(*runs_, &v1::Runs::Stub::Resume, request, Soon()).status();
-}
-
-absl::StatusOr<v1::AdoptReply> CoordinatorClient::Adopt(const std::string& run) const {
-  v1::AdoptRequest request;
-  request.set_run(run);
-  return Call(*runs_, &v1::Runs::Stub::Adopt, request, Soon());
+  return Call(&v1::Runs::Stub::Stop, request).status();
 }
 
 absl::Status CoordinatorClient::Backup(
@@ -127,7 +95,7 @@ absl::Status CoordinatorClient::Backup(
   CADRE_RETURN_IF_ERROR(Dial(deadline));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(deadline));
-  auto reader = runs_->Backup(&context, v1::BackupRequest());
+  auto reader = stub<v1::Runs::Stub>().Backup(&context, v1::BackupRequest());
   v1::BackupChunk chunk;
   absl::Status status;
   uint64_t received = 0;
@@ -145,7 +113,7 @@ absl::Status CoordinatorClient::Backup(
 }
 
 absl::StatusOr<v1::ListReply> CoordinatorClient::List() const {
-  return Call(*runs_, &v1::Runs::Stub::List, v1::ListRequest(), Soon());
+  return Call(&v1::Runs::Stub::List, v1::ListRequest());
 }
 
 absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run,
@@ -155,8 +123,7 @@ absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run
   request.set_details(details);
   v1::StatusReply all;
   do {
-    CADRE_ASSIGN_OR_RETURN(const v1::StatusReply page,
-                           Call(*status_, &v1::Status::Stub::Get, request, Soon()));
+    CADRE_ASSIGN_OR_RETURN(const v1::StatusReply page, Call(&v1::Status::Stub::Get, request));
     all.MergeFrom(page);
     request.set_page_token(page.next_page_token());
   } while (!request.page_token().empty());
@@ -164,26 +131,10 @@ absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run
   return all;
 }
 
-absl::StatusOr<v1::HistoryReply> CoordinatorClient::History(const std::string& run,
-                                                            uint64_t after) const {
-  v1::HistoryRequest request;
-  request.set_run(run);
-  request.set_after(after);
-  return Call(*status_, &v1::Status::Stub::History, request, Soon());
-}
-
 absl::StatusOr<v1::LocateReply> CoordinatorClient::Locate(const std::string& run) const {
   v1::LocateRequest request;
   request.set_run(run);
-  return Call(*status_, &v1::Status::Stub::Locate, request, Soon());
-}
-
-absl::StatusOr<v1::EventsReply> CoordinatorClient::Events(const std::string& run,
-                                                          uint64_t after) const {
-  v1::EventsRequest request;
-  request.set_run(run);
-  request.set_after(after);
-  return Call(*status_, &v1::Status::Stub::Events, request, Soon());
+  return Call(&v1::Status::Stub::Locate, request);
 }
 
 absl::StatusOr<v1::TraceReply> CoordinatorClient::Trace(const std::string& run, uint32_t group,
@@ -192,7 +143,7 @@ absl::StatusOr<v1::TraceReply> CoordinatorClient::Trace(const std::string& run, 
   request.set_run(run);
   request.set_group(group);
   request.set_steps(steps);
-  return Call(*status_, &v1::Status::Stub::Trace, request, deadline);
+  return Call(&v1::Status::Stub::Trace, request, deadline);
 }
 
 absl::StatusOr<v1::CordonReply> CoordinatorClient::Cordon(const std::string& member,
@@ -203,7 +154,7 @@ absl::StatusOr<v1::CordonReply> CoordinatorClient::Cordon(const std::string& mem
   request.set_undo(mode == CordonMode::kUndo);
   request.set_drain(mode == CordonMode::kDrain);
   request.set_drain_seconds(absl::ToDoubleSeconds(within));
-  return Call(*members_, &v1::Members::Stub::Cordon, request, Soon());
+  return Call(&v1::Members::Stub::Cordon, request);
 }
 
 absl::Status CoordinatorClient::Watch(
@@ -214,7 +165,7 @@ absl::Status CoordinatorClient::Watch(
   request.set_run(run);
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(deadline));
-  auto reader = status_->Watch(&context, request);
+  auto reader = stub<v1::Status::Stub>().Watch(&context, request);
   v1::WatchUpdate update;
   bool more = true;
   while (more && reader->Read(&update)) more = on_update(update);

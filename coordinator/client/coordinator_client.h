@@ -1,5 +1,4 @@
-// Client of the coordinator's services for commands: it submits, stops, resumes, adopts and watches
-// runs, reads the status, and cordons members.
+// Client of the coordinator's services for commands: runs, status and members.
 //
 // Thread-safe. Every call has a deadline; Unavailable means that no coordinator answered.
 #pragma once
@@ -8,13 +7,17 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/rpc/credentials.h"
+#include "base/status.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "proto/cadre/v1/control.pb.h"
 
@@ -34,6 +37,23 @@ class CoordinatorClient {
 
   explicit CoordinatorClient(Options options);
 
+  // Makes any unary call, such as Call(&v1::Runs::Stub::Resume, request); its errors are in
+  // control.proto. Without a deadline, Options::timeout is its limit.
+  template <typename Stub, typename Request, typename Reply>
+  absl::StatusOr<Reply> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                          Reply*),
+                             const Request& request,
+                             std::optional<absl::Time> deadline = std::nullopt) const {
+    Reply reply;
+    CADRE_RETURN_IF_ERROR(Attempt(deadline.value_or(absl::Now() + options_.timeout),
+                                  [&](grpc::ClientContext* context) {
+                                    return (stub<Stub>().*method)(context, request, &reply);
+                                  }));
+    return reply;
+  }
+
+  // Calls that are made at several places, several calls for one answer, and streams:
+
   // Returns the id of the new run.
   // Errors: InvalidArgument names the field; FailedPrecondition for an incompatible protocol.
   absl::StatusOr<std::string> Submit(const v1::RunSpec& spec) const;
@@ -49,22 +69,6 @@ class CoordinatorClient {
   // Errors: NotFound for an unknown run.
   absl::Status Stop(const std::string& run, const std::string& reason) const;
 
-  // Deletes a run that has ended. Errors: NotFound for an unknown run; FailedPrecondition if it has
-  // not ended.
-  absl::Status Delete(const std::string& run) const;
-
-  // Changes the number of groups of the run from its next version on.
-  // Errors: NotFound for an unknown run; FailedPrecondition if it makes no further version or never
-  // averages; InvalidArgument for a number that it cannot have.
-  absl::Status Scale(const std::string& run, uint32_t groups) const;
-
-  // Continues a parked run. Errors: NotFound; FailedPrecondition if it is not parked.
-  absl::Status Resume(const std::string& run) const;
-
-  // Registers runs that the aggregators store and the coordinator does not know; all of them if
-  // `run` is empty. Errors: NotFound; FailedPrecondition if the run is known.
-  absl::StatusOr<v1::AdoptReply> Adopt(const std::string& run) const;
-
   // Receives a copy of the coordinator's store; passes every chunk to `on_chunk` until it fails.
   // Errors: those of on_chunk; DataLoss if the copy is not complete.
   absl::Status Backup(absl::Time deadline,
@@ -76,16 +80,9 @@ class CoordinatorClient {
   // every rank holds.
   absl::StatusOr<v1::StatusReply> Status(const std::string& run = "", bool details = true) const;
 
-  // One page of the commits and evaluations of the run, after the entry of this number.
-  // Errors: NotFound for an unknown run.
-  absl::StatusOr<v1::HistoryReply> History(const std::string& run, uint64_t after) const;
-
   // The newest version of the run and where its values are. Errors: NotFound for an unknown run;
   // FailedPrecondition for a run without versions.
   absl::StatusOr<v1::LocateReply> Locate(const std::string& run) const;
-
-  // One page of the events of the run, or of all if `run` is empty, after the event of this number.
-  absl::StatusOr<v1::EventsReply> Events(const std::string& run, uint64_t after) const;
 
   // Makes every rank of the group trace its next steps; returns the traces.
   // Errors: NotFound for an unknown run or group; FailedPrecondition if the group does not train;
@@ -108,22 +105,21 @@ class CoordinatorClient {
                      const std::function<bool(const v1::WatchUpdate&)>& on_update) const;
 
  private:
-  // Deadline of a call that does not wait for a run or group.
-  absl::Time Soon() const { return absl::Now() + options_.timeout; }
+  template <typename Stub>
+  Stub& stub() const {
+    return *std::get<std::unique_ptr<Stub>>(stubs_);
+  }
   // Waits for the connection, at most dial_timeout.
   absl::Status Dial(absl::Time deadline) const;
-  // Makes one unary call with a deadline.
-  template <typename Stub, typename Request, typename Reply>
-  absl::StatusOr<Reply> Call(Stub& stub,
-                             grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
-                                                          Reply*),
-                             const Request& request, absl::Time deadline) const;
+  // Calls `call` until the coordinator is not too busy for it.
+  absl::Status Attempt(absl::Time deadline,
+                       absl::FunctionRef<grpc::Status(grpc::ClientContext*)> call) const;
 
   const Options options_;
   const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<v1::Runs::Stub> runs_;
-  const std::unique_ptr<v1::Status::Stub> status_;
-  const std::unique_ptr<v1::Members::Stub> members_;
+  const std::tuple<std::unique_ptr<v1::Runs::Stub>, std::unique_ptr<v1::Status::Stub>,
+                   std::unique_ptr<v1::Members::Stub>>
+      stubs_;
 };
 
 }  // namespace cadre

@@ -380,7 +380,7 @@ TEST_F(RecoveryTest, CoordinatorLosesItsStore) {
                      kRecovery, "the aggregators join");
   ASSERT_TRUE(joined.ok()) << joined.status();
   EXPECT_EQ(joined->runs_size(), 0) << "unknown runs are left alone";
-  const auto adopted = cluster_.client().Adopt("");
+  const auto adopted = cluster_.client().Call(&v1::Runs::Stub::Adopt, v1::AdoptRequest());
   ASSERT_TRUE(adopted.ok()) << adopted.status();
   ASSERT_EQ(adopted->runs_size(), 1);
   EXPECT_EQ(adopted->runs(0).run(), run_);

@@ -316,10 +316,16 @@ TEST_F(ServiceTest, ScaleReachesTheStatus) {
   spec.mutable_averaging()->set_every_steps(4);
   const auto run = client_->Submit(spec);
   ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_EQ(client_->Scale(*run, 3), absl::OkStatus());
+  const auto scale = [&](const std::string& name, uint32_t groups) {
+    v1::ScaleRequest request;
+    request.set_run(name);
+    request.set_groups(groups);
+    return client_->Call(&v1::Runs::Stub::Scale, request).status();
+  };
+  EXPECT_EQ(scale(*run, 3), absl::OkStatus());
   EXPECT_EQ(client_->Status(*run)->runs(0).scaling_to(), 3U);
-  EXPECT_EQ(client_->Scale(*run, 0).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(client_->Scale("run-9", 3).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(scale(*run, 0).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(scale("run-9", 3).code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(ServiceTest, WatchSendsChanges) {
