@@ -1,21 +1,13 @@
-// Tests of the shard host with its store: versions and contributions on disk, and restarts after a
-// crash at any point.
+// Versions and contributions on a shard host.
 #include "server/shard_host.h"
 
 #include <gmock/gmock.h>
 #include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "base/crc32c.h"
 #include "base/digest.h"
 #include "base/protocol.h"
 #include "model/formats/safetensors.h"
@@ -24,118 +16,16 @@
 #include "server/run_terms.h"
 #include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
-#include "tests/server/testing.h"
+#include "tests/server/shard_host_fixture.h"
 
 namespace cadre::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using ::testing::StartsWith;
-
-constexpr uint32_t kChunkValues = 4;
-
-class ShardHostTest : public ::testing::Test {
- protected:
-  void SetUp() override { Restart(); }
-
-  absl::StatusOr<std::unique_ptr<ShardHost>> HostOn(const std::string& folder,
-                                                    size_t keep = kMaxClosedRuns) {
-    return ShardHost::Open({folder, "agg-0", &counters_, keep});
-  }
-
-  void StartOn(const std::string& folder, size_t keep = kMaxClosedRuns) {
-    host_.reset();
-    auto host = HostOn(folder, keep);
-    ASSERT_TRUE(host.ok()) << host.status();
-    host_ = *std::move(host);
-  }
-
-  // Starts a new host on the folder, as if the process had been killed and restarted.
-  void Restart() {
-    ASSERT_NO_FATAL_FAILURE(StartOn(folder_.path()));
-    // Keys are not stored: the coordinator sends them again.
-    for (uint32_t group = 0; group < run_.groups; ++group) {
-      host_->Fence(FenceOf(run_.run, group, run_.generation));
-    }
-  }
-
-  v1::RunOpened Open() {
-    const auto opened = host_->OpenRun(run_.Open());
-    EXPECT_TRUE(opened.ok()) << opened.status();
-    return opened.value_or(v1::RunOpened());
-  }
-
-  absl::Status PutChunks(Staging& staging, const std::vector<float>& values, uint32_t until) {
-    const uint32_t chunk = staging.file->head().block_bytes / sizeof(float);
-    for (uint32_t i = staging.grant.next_chunk; i < until; ++i) {
-      const size_t begin = size_t{i} * chunk;
-      const size_t size = std::min<size_t>(chunk, values.size() - begin);
-      const auto put = host_->Put(staging, MakeChunk(i, std::span(values).subspan(begin, size)));
-      if (!put.ok()) return put.status();
-      EXPECT_EQ(*put, i + 1 == staging.grant.chunks);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Stage(const Place& place, const std::vector<float>& values, int64_t begin = 0,
-                     uint32_t chunk = kChunkValues) {
-    auto staging = host_->Stage(Header(run_, place, begin, begin + values.size(), chunk));
-    if (!staging.ok()) return staging.status();
-    if (auto put = PutChunks(*staging, values, staging->grant.chunks); !put.ok()) return put;
-    return host_->Finish(*staging);
-  }
-
-  absl::StatusOr<std::vector<float>> Pull(uint32_t version, int64_t begin, int64_t end) {
-    auto pull = host_->Pull(PullOf(run_, version, begin, end));
-    if (!pull.ok()) return pull.status();
-    return Drain(**pull);
-  }
-
-  static absl::StatusOr<std::vector<float>> Drain(VersionPull& pull) {
-    std::vector<float> values;
-    while (pull.left() > 0) {
-      float piece[5];
-      const auto n = pull.Next({reinterpret_cast<char*>(piece), sizeof(piece)});
-      if (!n.ok()) return n.status();
-      values.insert(values.end(), piece, piece + *n);
-    }
-    return values;
-  }
-
-  std::vector<float> PullAll(uint32_t version) {
-    const auto values = Pull(version, 0, run_.parameters());
-    EXPECT_TRUE(values.ok()) << values.status();
-    return values.ok() ? *values : std::vector<float>();
-  }
-
-  v1::Applied Apply(const v1::Apply& apply) {
-    const auto applied = host_->Apply(apply);
-    EXPECT_TRUE(applied.ok()) << applied.status();
-    return applied.ok() ? *applied : v1::Applied();
-  }
-
-  static v1::Apply WithMomentum(v1::Apply order) {
-    v1::OuterNesterov& nesterov = *order.mutable_outer()->mutable_optimizer()->mutable_nesterov();
-    nesterov.set_learning_rate(0.7F);
-    nesterov.set_momentum(0.9F);
-    nesterov.set_every_rounds(1);
-    return order;
-  }
-
-  std::string RunPath(const std::string& name) const {
-    return folder_.path() + "/" + run_.run + "/" + name;
-  }
-
-  TemporaryFolder folder_;
-  SmallRun run_;
-  Counters counters_;
-  std::unique_ptr<ShardHost> host_;
-};
 
 TEST_F(ShardHostTest, VersionZeroFromSeed) {
   const v1::RunOpened opened = Open();
@@ -371,100 +261,6 @@ TEST_F(ShardHostTest, LostPreviousVersionIsTolerated) {
 
 // --- Shards that have lost their files
 
-class LostShardTest : public ShardHostTest {
- protected:
-  // The run's newest version is 3.
-  v1::RunOpened OpenAt(std::optional<uint32_t> hollow) {
-    v1::OpenRun open = run_.Open();
-    open.set_version(3);
-    if (hollow) open.set_hollow(*hollow);
-    const auto opened = host_->OpenRun(open);
-    EXPECT_TRUE(opened.ok()) << opened.status();
-    return opened.ok() ? *opened : v1::RunOpened();
-  }
-  static v1::Apply Seed(v1::Apply apply) {
-    apply.set_seed(true);
-    return apply;
-  }
-  absl::Status StageSeed(const Place& place, const std::vector<float>& values) {
-    v1::ContributionHeader header = Header(run_, place, 0, 15, kChunkValues);
-    header.set_seed(true);
-    auto staging = host_->Stage(header);
-    if (!staging.ok()) return staging.status();
-    if (auto put = PutChunks(*staging, values, staging->grant.chunks); !put.ok()) return put;
-    return host_->Finish(*staging);
-  }
-};
-
-TEST_F(LostShardTest, IsNotOpenedAtVersionZero) {
-  const v1::RunOpened opened = OpenAt(std::nullopt);
-  EXPECT_TRUE(opened.hollow());
-  EXPECT_EQ(opened.version(), 0u);
-  EXPECT_THAT(Files(RunPath("")), ElementsAre("run"));
-  EXPECT_THAT(host_->States(), IsEmpty());
-  EXPECT_TRUE(absl::IsUnavailable(Pull(3, 0, 15).status()));
-  EXPECT_TRUE(absl::IsUnavailable(Stage({.round = 4}, Values(1, 15))));
-}
-
-TEST_F(LostShardTest, SeedRestoresTheBits) {
-  const std::vector<float> values = Values(1, 15);
-  EXPECT_TRUE(OpenAt(2).hollow());
-  const v1::Apply apply = Seed(MakeApply(run_, 3, {{.group = 1, .samples = 1}}));
-  EXPECT_THAT(Apply(apply).missing(), ElementsAre(1u));
-  EXPECT_TRUE(absl::IsUnavailable(Pull(3, 0, 15).status()));
-  ASSERT_TRUE(StageSeed({.round = 3, .group = 1, .samples = 1}, values).ok());
-  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "stage-3-1-1-0-seed"));
-  // The state of a restart in between is that before.
-  Restart();
-  EXPECT_EQ(OpenAt(std::nullopt).version(), 2u);
-  EXPECT_TRUE(OpenAt(2).hollow());
-  const v1::Applied applied = Apply(apply);
-  EXPECT_EQ(applied.error(), "");
-  EXPECT_EQ(applied.digest(), Digest(values, 0));
-  EXPECT_TRUE(std::isnan(applied.displacement()));
-  EXPECT_TRUE(SameBits(PullAll(3), values));
-  EXPECT_FALSE(OpenAt(std::nullopt).hollow());
-
-  Restart();
-  const v1::RunOpened opened = OpenAt(std::nullopt);
-  EXPECT_FALSE(opened.hollow());
-  EXPECT_EQ(opened.version(), 3u);
-  EXPECT_EQ(opened.digest(), Digest(values, 0));
-  EXPECT_EQ(Apply(MakeApply(run_, 3, {{.group = 0}})).digest(), Digest(values, 0))
-      << "an order that was executed before the loss";
-  ASSERT_TRUE(Stage({.round = 4}, Values(2, 15)).ok());
-  EXPECT_EQ(Apply(MakeApply(run_, 4, {{}})).error(), "");
-}
-
-TEST_F(LostShardTest, ContributionsRestoreTheClosingRound) {
-  const std::vector<float> values = Values(1, 15);
-  EXPECT_EQ(OpenAt(3).version(), 3u);
-  const v1::Apply apply = MakeApply(run_, 4, {{.group = 0}, {.group = 1}});
-  EXPECT_THAT(Apply(apply).missing(), ElementsAre(0u, 1u));
-  ASSERT_TRUE(Stage({.round = 4, .group = 0}, values).ok());
-  EXPECT_THAT(Apply(apply).missing(), ElementsAre(1u));
-  ASSERT_TRUE(Stage({.round = 4, .group = 1}, values).ok());
-  const v1::Applied applied = Apply(apply);
-  EXPECT_EQ(applied.digest(), Digest(values, 0));
-  EXPECT_TRUE(std::isnan(applied.displacement()));
-  EXPECT_EQ(host_->States()[0].version(), 4u);
-}
-
-TEST_F(LostShardTest, OuterUpdateRequiresASeed) {
-  EXPECT_EQ(OpenAt(3).version(), 3u);
-  ASSERT_TRUE(Stage({.round = 4}, Values(1, 15)).ok());
-  EXPECT_THAT(Apply(WithMomentum(MakeApply(run_, 4, {{}}))).error(),
-              HasSubstr("requires the values of version 3"));
-  EXPECT_TRUE(OpenAt(2).hollow());
-  Apply(Seed(MakeApply(run_, 3, {{.samples = 1}})));
-  ASSERT_TRUE(StageSeed({.round = 3, .samples = 1}, Values(2, 15)).ok());
-  EXPECT_EQ(Apply(Seed(MakeApply(run_, 3, {{.samples = 1}}))).error(), "");
-  ASSERT_TRUE(Stage({.round = 4}, Values(1, 15)).ok());
-  const v1::Applied applied = Apply(WithMomentum(MakeApply(run_, 4, {{}})));
-  EXPECT_EQ(applied.error(), "");
-  EXPECT_EQ(applied.outer().momentum_squared(), 0);
-}
-
 // A version is its values and the states of the outer optimizer.
 TEST_F(ShardHostTest, OuterStatesAreVersioned) {
   const v1::OuterStep step = WithMomentum({}).outer();
@@ -489,38 +285,6 @@ TEST_F(ShardHostTest, OuterStatesAreVersioned) {
               ElementsAre("outer-2", "outer-3", "run", "version-2", "version-3"));
 }
 
-TEST_F(ShardHostTest, DamagedOuterStatesLoseTheVersion) {
-  Open();
-  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
-  Apply(WithMomentum(MakeApply(run_, 1, {{}})));
-  std::string bytes = ReadAll(RunPath("outer-1"));
-  bytes.back() ^= 1;
-  WriteAll(RunPath("outer-1"), bytes);
-  ASSERT_TRUE(Stage({.round = 2}, Values(2, 15)).ok());
-  const v1::Apply order = WithMomentum(MakeApply(run_, 2, {{}}));
-  EXPECT_THAT(host_->Apply(order), IsError(absl::StatusCode::kUnavailable, "outer-1"));
-  EXPECT_THAT(host_->CheckFiles(), IsError(absl::StatusCode::kFailedPrecondition, "outer-1"));
-  Restart();
-  EXPECT_EQ(host_->States()[0].version(), 0u);
-  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0", "version.damaged"));
-}
-
-TEST_F(LostShardTest, UnusableVersionIsDiscarded) {
-  Open();
-  for (uint32_t round = 1; round <= 2; ++round) {
-    ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
-    Apply(MakeApply(run_, round, {{}}));
-  }
-  ASSERT_TRUE(Stage({.round = 3}, Values(3, 15)).ok());
-  const std::string newest = ReadAll(RunPath("version-2"));
-  EXPECT_EQ(OpenAt(std::nullopt).version(), 2u) << "older than the run";
-  EXPECT_TRUE(OpenAt(2).hollow());
-  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version.damaged"));
-  EXPECT_EQ(ReadAll(RunPath("version.damaged")), newest);
-  Restart();
-  EXPECT_TRUE(OpenAt(std::nullopt).hollow());
-}
-
 TEST_F(ShardHostTest, ReportsWhatIsStored) {
   EXPECT_FALSE(host_->ReportRun("run-1").has_open());
   Open();
@@ -543,192 +307,7 @@ TEST_F(ShardHostTest, ReportsWhatIsStored) {
   EXPECT_TRUE(host_->ReportRun("run-1").closed());
 }
 
-// Errors in a folder that was removed are not permanent: another process can continue.
-TEST_F(ShardHostTest, RemovedFolderIsNoticed) {
-  Open();
-  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
-  EXPECT_EQ(host_->CheckFiles(), absl::OkStatus());
-  fs::remove_all(RunPath(""));
-  EXPECT_THAT(host_->CheckFiles(),
-              IsError(absl::StatusCode::kFailedPrecondition, folder_.path() + " was removed"));
-  EXPECT_TRUE(absl::IsUnavailable(Stage({.group = 1}, Values(1, 15))));
-  EXPECT_TRUE(absl::IsUnavailable(host_->Apply(MakeApply(run_, 1, {{}})).status()));
-  EXPECT_TRUE(absl::IsUnavailable(Pull(0, 0, 15).status()));
-  EXPECT_TRUE(absl::IsUnavailable(host_->OpenRun(run_.Open()).status()));
-  EXPECT_FALSE(fs::exists(RunPath("")));
-  fs::remove_all(folder_.path());
-  EXPECT_FALSE(host_->CheckFiles().ok());
-}
-
-// --- Ended runs
-
-class EndedRunsTest : public ShardHostTest {
- protected:
-  // A run whose newest version is `version`, 0 or 1.
-  void EndRun(const std::string& run, uint32_t version = 0) {
-    run_.run = run;
-    Open();
-    if (version == 1) {
-      ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
-      EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
-    }
-    ASSERT_TRUE(host_->CloseRun(run).ok());
-  }
-  // Makes the run the one that ended `seconds` ago.
-  void SetAge(const std::string& folder, int seconds) {
-    fs::last_write_time(folder_.path() + "/" + folder + "/run",
-                        fs::file_time_type::clock::now() - std::chrono::seconds(seconds));
-  }
-  void RestartKeeping(size_t runs) { StartOn(folder_.path(), runs); }
-};
-
-TEST_F(EndedRunsTest, OldestAreRemovedWhenARunEnds) {
-  RestartKeeping(2);
-  run_.run = "active";
-  Open();
-  EndRun("c");
-  EndRun("a");
-  SetAge("c", 20);
-  SetAge("a", 10);
-  // A repeated order does not make the run a newer one.
-  ASSERT_TRUE(host_->CloseRun("c").ok());
-  EndRun("b", 1);
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "a", "active", "b"));
-  ASSERT_EQ(host_->States().size(), 3u);
-  // The removed run can be opened anew.
-  run_.run = "c";
-  EXPECT_EQ(Open().version(), 0u);
-  EXPECT_EQ(Open().error(), "");
-}
-
-TEST_F(EndedRunsTest, OldestAreRemovedAtTheStart) {
-  EndRun("a");
-  EndRun("b");
-  EndRun("c");
-  run_.run = "d";
-  Open();
-  run_.lineage = "lineage-b";
-  Open();
-  const std::string archived = ".old-d-lineage-a";
-  SetAge("a", 40);
-  SetAge("b", 30);
-  SetAge(archived, 20);
-  SetAge("c", 10);
-  SetAge("d", 50);
-  RestartKeeping(3);
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", archived, "b", "c", "d"));
-  RestartKeeping(1);
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "c", "d"));
-  RestartKeeping(0);
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "d"));
-  EXPECT_EQ(host_->States().size(), 1u) << "the run that has not ended";
-}
-
-// --- Deleted runs
-
-TEST_F(EndedRunsTest, DeletedRunIsRemoved) {
-  EndRun("a", 1);
-  EndRun("b");
-  run_.run = "live";
-  Open();
-  v1::DeleteRun order;
-  order.set_lineage(run_.lineage);
-  for (const char* run : {"a", "live", "a", "unknown"}) {
-    order.set_run(run);
-    EXPECT_EQ(host_->DeleteRun(order), absl::OkStatus()) << run;
-  }
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "b"));
-  ASSERT_EQ(host_->States().size(), 1u);
-  EXPECT_EQ(host_->States()[0].run(), "b");
-  EXPECT_TRUE(host_->States()[0].closed());
-  EXPECT_EQ(host_->CheckFiles(), absl::OkStatus());
-  // The process that begins next agrees.
-  Restart();
-  EXPECT_EQ(host_->States().size(), 1u);
-}
-
-TEST_F(EndedRunsTest, DeletionKeepsOtherLineages) {
-  run_.run = "a";
-  Open();
-  run_.lineage = "lineage-b";
-  Open();
-  v1::DeleteRun order;
-  order.set_run("a");
-  order.set_lineage("lineage-c");
-  EXPECT_EQ(host_->DeleteRun(order), absl::OkStatus());
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", ".old-a-lineage-a", "a"));
-  // It was set aside when the id was reused.
-  order.set_lineage("lineage-a");
-  EXPECT_EQ(host_->DeleteRun(order), absl::OkStatus());
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "a"));
-}
-
-TEST_F(EndedRunsTest, DeletionTakesNamesOnly) {
-  EndRun("a");
-  v1::DeleteRun order;
-  order.set_run("../a");
-  order.set_lineage(run_.lineage);
-  EXPECT_THAT(host_->DeleteRun(order), IsError(absl::StatusCode::kInvalidArgument, "run id"));
-}
-
 // --- Space
-
-// A rank may stage nothing; its contribution has no chunks.
-TEST_F(ShardHostTest, EmptyContributionNeedsNoSpace) {
-  Open();
-  const int64_t reserved = host_->ReservedBytes();
-  auto staging = host_->Stage(Header(run_, {}, 0, 0, kChunkValues));
-  ASSERT_TRUE(staging.ok()) << staging.status();
-  EXPECT_EQ(staging->grant.chunks, 0u);
-  EXPECT_EQ(host_->ReservedBytes(), reserved);
-}
-
-// 15 parameters: two kept versions, a new one, and the contributions of two groups.
-TEST_F(ShardHostTest, RunWithoutSpaceIsRefused) {
-  constexpr int64_t kNeeded = 15 * 4 * 5;
-  int64_t free = kNeeded - 1;
-  host_->LimitSpace([&] { return free; });
-  EXPECT_THAT(Open().error(), HasSubstr("needs 300 bytes, 299 are free"));
-  EXPECT_TRUE(host_->States().empty());
-  EXPECT_EQ(host_->ReservedBytes(), 0);
-  free = kNeeded;
-  EXPECT_EQ(Open().error(), "");
-  EXPECT_EQ(host_->ReservedBytes(), kNeeded - 60) << "version 0 is stored";
-  // What is reserved for one run is not free for another.
-  free = 2 * kNeeded - 61;
-  run_.run = "run-2";
-  EXPECT_THAT(Open().error(), HasSubstr("240 of these are reserved"));
-  ++free;
-  EXPECT_EQ(Open().error(), "");
-  ASSERT_TRUE(host_->CloseRun("run-2").ok());
-  EXPECT_EQ(host_->ReservedBytes(), kNeeded - 60) << "an ended run needs nothing";
-  // A run that is open already continues, whatever the disk has.
-  run_.run = "run-1";
-  free = 0;
-  EXPECT_EQ(Open().error(), "");
-  Restart();
-  EXPECT_EQ(host_->ReservedBytes(), kNeeded - 60);
-}
-
-// The units of this model would take 6 GB.
-TEST_F(ShardHostTest, SpaceIsCheckedBeforeUnitsAreMade) {
-  host_->LimitSpace([] { return int64_t{1} << 30; });
-  v1::OpenRun open = run_.Open();
-  v1::RunSpec& spec = *open.mutable_spec();
-  spec.mutable_model()->Clear();
-  v1::OpaqueParameter& parameter = *spec.mutable_model()->mutable_opaque()->add_parameter();
-  parameter.set_name("w");
-  parameter.add_shape(uint64_t{1} << 40);
-  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_INT8);
-  rusage before;
-  ASSERT_EQ(getrusage(RUSAGE_SELF, &before), 0);
-  const auto opened = host_->OpenRun(open);
-  rusage after;
-  ASSERT_EQ(getrusage(RUSAGE_SELF, &after), 0);
-  ASSERT_TRUE(opened.ok()) << opened.status();
-  EXPECT_THAT(opened->error(), HasSubstr("the disk has too little space"));
-  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
-}
 
 // They would stay in memory until the round is applied.
 TEST_F(ShardHostTest, HeadersAreStoredWithoutWhatHasNoMeaning) {
@@ -761,63 +340,7 @@ TEST_F(ShardHostTest, ReportsTheHighestGeneration) {
   EXPECT_EQ(host_->HighestGeneration(), 9u);
 }
 
-TEST_F(EndedRunsTest, DamageIsFoundByThePull) {
-  EndRun("run-1", 1);
-  std::string bytes = ReadAll(RunPath("version-1"));
-  bytes[bytes.size() - 3] ^= 1;
-  WriteAll(RunPath("version-1"), bytes);
-  Restart();
-  EXPECT_EQ(host_->States()[0].version(), 1u) << "not checked at the start";
-  EXPECT_THAT(Pull(1, 0, 15), IsError(absl::StatusCode::kDataLoss, "version-1"));
-}
-
 // --- Files after every step
-
-TEST_F(ShardHostTest, EveryStepSurvivesARestart) {
-  const v1::RunOpened opened = Open();
-  Restart();
-  ASSERT_EQ(host_->States().size(), 1u);
-  EXPECT_EQ(host_->States()[0].digest(), opened.digest());
-  EXPECT_EQ(host_->States()[0].lineage(), run_.lineage);
-
-  const std::vector<float> first = Values(1, 15);
-  const std::vector<float> second = Values(2, 15);
-  ASSERT_TRUE(Stage({.group = 0}, first).ok());
-  Restart();
-  // The process crashes when half of the chunks of the other group are stored.
-  auto staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kChunkValues));
-  ASSERT_TRUE(staging.ok()) << staging.status();
-  ASSERT_TRUE(PutChunks(*staging, second, 2).ok());
-  *staging = Staging();
-  Restart();
-  staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kChunkValues));
-  ASSERT_TRUE(staging.ok());
-  EXPECT_EQ(staging->grant.next_chunk, 2u);
-  ASSERT_TRUE(PutChunks(*staging, second, 4).ok());
-  ASSERT_TRUE(host_->Finish(*staging).ok());
-  *staging = Staging();
-  Restart();
-
-  const v1::Apply apply = MakeApply(run_, 1, {{.group = 0}, {.group = 1}});
-  const v1::Applied applied = Apply(apply);
-  EXPECT_EQ(applied.error(), "");
-  Restart();
-  EXPECT_EQ(host_->States()[0].version(), 1u);
-  EXPECT_EQ(host_->States()[0].digest(), applied.digest());
-  // A repeated order has the same answer.
-  EXPECT_EQ(Apply(apply).digest(), applied.digest());
-  EXPECT_EQ(Digest(PullAll(1), 0), applied.digest());
-  EXPECT_EQ(PullAll(0).size(), 15u);
-  // The round's contributions are removed.
-  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0", "version-1"));
-
-  ASSERT_TRUE(host_->CloseRun(run_.run).ok());
-  Restart();
-  EXPECT_EQ(RefusalOf(Stage({.round = 2}, first)), v1::REFUSAL_CLOSED_ROUND);
-  EXPECT_TRUE(SameBits(PullAll(1), PullAll(1)));
-  EXPECT_EQ(Open().version(), 1u);
-  EXPECT_TRUE(Stage({.round = 2}, first).ok());
-}
 
 TEST_F(ShardHostTest, KeepsTwoVersions) {
   Open();
@@ -829,72 +352,6 @@ TEST_F(ShardHostTest, KeepsTwoVersions) {
   EXPECT_TRUE(SameBits(PullAll(3), Values(3, 15)));
   EXPECT_THAT(Pull(2, 0, 15),
               IsError(absl::StatusCode::kFailedPrecondition, "version 4 is the current one"));
-}
-
-TEST_F(ShardHostTest, VersionKeepsItsOrder) {
-  Open();
-  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
-  v1::Apply apply = MakeApply(run_, 1, {{}});
-  apply.set_step(40);
-  apply.set_samples(5000);
-  const uint64_t digest = Apply(apply).digest();
-  Restart();
-  ASSERT_EQ(host_->States().size(), 1u);
-  const v1::ShardState state = host_->States()[0];
-  EXPECT_EQ(state.version(), 1u);
-  EXPECT_EQ(state.shards(), 1u);
-  EXPECT_EQ(state.step(), 40u);
-  EXPECT_EQ(state.samples(), 5000u);
-  EXPECT_EQ(Apply(apply).digest(), digest);
-  const v1::Applied other = Apply(MakeApply(run_, 1, {{.group = 1}}));
-  EXPECT_THAT(other.error(), HasSubstr("was made of group 0"));
-  EXPECT_EQ(other.refusal(), v1::REFUSAL_CLOSED_ROUND);
-}
-
-// Files whose meta ends before the discrepancy, or before the order.
-TEST_F(ShardHostTest, VersionsOfOlderBuildsAreReadable) {
-  Open();
-  for (uint32_t g = 0; g < 2; ++g) ASSERT_TRUE(Stage({.group = g}, Values(1 + g, 15)).ok());
-  const uint64_t digest = Apply(MakeApply(run_, 1, {{.group = 0}, {.group = 1}})).digest();
-  const std::vector<float> mean = PullAll(1);
-  for (const size_t meta_bytes : {48, 32}) {
-    {
-      const auto file = BlockFile::Open(PosixFileSystem(), RunPath("version-1"), Access::kRead);
-      ASSERT_TRUE(file.ok()) << file.status();
-      BlockFileHead head = (*file)->head();
-      std::string values(head.data_bytes, 0);
-      ASSERT_TRUE((*file)->ReadBlock(0, values).ok());
-      ASSERT_GT(head.meta.size(), meta_bytes);
-      head.meta.resize(meta_bytes);
-      const auto old = BlockFile::Create(PosixFileSystem(), RunPath("old"), head);
-      ASSERT_TRUE((*old)->WriteBlock(0, values, Crc32c(values)).ok());
-    }
-    fs::rename(RunPath("old"), RunPath("version-1"));
-    Restart();
-    ASSERT_EQ(host_->States()[0].version(), 1u) << meta_bytes;
-    EXPECT_EQ(host_->States()[0].step(), 0u);
-    EXPECT_TRUE(SameBits(PullAll(1), mean));
-    const v1::Applied again = Apply(MakeApply(run_, 1, {{.group = 1}}));
-    EXPECT_EQ(again.error(), "");
-    EXPECT_EQ(again.digest(), digest);
-    EXPECT_EQ(std::isnan(again.displacement()), meta_bytes == 32);
-  }
-}
-
-TEST_F(ShardHostTest, RestartRemovesObsoleteFiles) {
-  Open();
-  const std::string zero = ReadAll(RunPath("version-0"));
-  for (uint32_t round = 1; round <= 10; ++round) {
-    ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
-    Apply(MakeApply(run_, round, {{}}));
-  }
-  // These files exist if the process was killed before it removed them.
-  WriteAll(RunPath("version-0"), zero);
-  WriteAll(RunPath("stage-10-0-1-0"), zero);
-  WriteAll(RunPath("version-11.new"), "half");
-  Restart();
-  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-10", "version-9"));
-  EXPECT_EQ(host_->States()[0].version(), 10u);
 }
 
 TEST_F(ShardHostTest, PullOutlivesItsVersion) {
@@ -912,107 +369,6 @@ TEST_F(ShardHostTest, PullOutlivesItsVersion) {
   EXPECT_TRUE(SameBits(*values, zero));
 }
 
-TEST_F(ShardHostTest, DamagedVersionIsNotServed) {
-  Open();
-  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
-  Apply(MakeApply(run_, 1, {{}}));
-  const std::string whole = ReadAll(RunPath("version-1"));
-  std::string flipped = whole;
-  flipped[flipped.size() - 3] ^= 1;
-  for (const std::string& bad : {whole.substr(0, whole.size() - 1), flipped, std::string()}) {
-    // While the version is served:
-    WriteAll(RunPath("version-1"), bad);
-    EXPECT_EQ(host_->CheckFiles(), absl::OkStatus());
-    EXPECT_THAT(Pull(1, 0, 15), IsError(absl::StatusCode::kUnavailable, "version-1"));
-    EXPECT_THAT(host_->CheckFiles(), IsError(absl::StatusCode::kFailedPrecondition, "version-1"));
-    // After a restart, which falls back to the undamaged version:
-    Restart();
-    EXPECT_EQ(host_->States()[0].version(), 0u);
-    EXPECT_THAT(Files(RunPath("")), Contains("version.damaged"));
-    EXPECT_EQ(Pull(1, 0, 15).status().code(), absl::StatusCode::kUnavailable);
-    fs::remove(RunPath("version.damaged"));
-    WriteAll(RunPath("version-1"), whole);
-    Restart();
-    EXPECT_EQ(host_->States()[0].version(), 1u);
-  }
-}
-
-TEST_F(ShardHostTest, DamagedContributionMayBeRestaged) {
-  Open();
-  const std::vector<float> values = Values(1, 15);
-  ASSERT_TRUE(Stage({}, values).ok());
-  std::string bytes = ReadAll(RunPath("stage-1-0-1-0"));
-  bytes[bytes.size() - 1] ^= 0x40;
-  WriteAll(RunPath("stage-1-0-1-0"), bytes);
-  const v1::Apply apply = MakeApply(run_, 1, {{}});
-  EXPECT_THAT(host_->Apply(apply), IsError(absl::StatusCode::kDataLoss, "stage-1-0-1-0"));
-  EXPECT_THAT(Apply(apply).missing(), ElementsAre(0u));
-  EXPECT_EQ(host_->States()[0].version(), 0u);
-  EXPECT_GE(counters_.Get("damaged_files"), 1u);
-  ASSERT_TRUE(Stage({}, values).ok());
-  EXPECT_EQ(Apply(apply).digest(), Digest(values, 0));
-}
-
-TEST_F(ShardHostTest, RestartKeepsLeadingChunks) {
-  Open();
-  const std::vector<float> values = Values(1, 15);
-  ASSERT_TRUE(Stage({}, values).ok());
-  const std::string whole = ReadAll(RunPath("stage-1-0-1-0"));
-  // The file has three blocks of 4 + 16 bytes and one of 4 + 12. It is truncated inside the third.
-  WriteAll(RunPath("stage-1-0-1-0"), whole.substr(0, whole.size() - 20));
-  Restart();
-  EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).missing(), ElementsAre(0u));
-  auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunkValues));
-  ASSERT_TRUE(staging.ok()) << staging.status();
-  EXPECT_EQ(staging->grant.next_chunk, 2u);
-  ASSERT_TRUE(PutChunks(*staging, values, 4).ok());
-  ASSERT_TRUE(host_->Finish(*staging).ok());
-  EXPECT_EQ(ReadAll(RunPath("stage-1-0-1-0")), whole);
-  // A contribution with a damaged header cannot be resumed.
-  std::string headless = whole;
-  headless[40] ^= 1;
-  WriteAll(RunPath("stage-1-0-1-0"), headless);
-  *staging = Staging();
-  Restart();
-  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
-}
-
-TEST_F(ShardHostTest, DamagedRunFileIsArchived) {
-  Open();
-  SmallRun other = run_;
-  other.run = "run-2";
-  ASSERT_TRUE(host_->OpenRun(other.Open()).ok());
-  std::string bytes = ReadAll(RunPath("run"));
-  bytes[5] ^= 1;
-  WriteAll(RunPath("run"), bytes);
-  Restart();
-  ASSERT_EQ(host_->States().size(), 1u);
-  EXPECT_EQ(host_->States()[0].run(), "run-2");
-  EXPECT_THAT(Files(folder_.path()), Contains(".old-run-1-damaged"));
-  EXPECT_EQ(Open().version(), 0u);
-}
-
-TEST_F(ShardHostTest, ForeignFoldersAreLeftAlone) {
-  fs::create_directory(folder_.path() + "/photos");
-  WriteAll(folder_.path() + "/photos/cat.jpg", "cat");
-  Restart();
-  EXPECT_EQ(ReadAll(folder_.path() + "/photos/cat.jpg"), "cat");
-}
-
-TEST_F(ShardHostTest, OtherLineageArchivesFiles) {
-  Open();
-  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
-  Apply(MakeApply(run_, 1, {{}}));
-  run_.lineage = "lineage-b";
-  run_.seed = 8;
-  EXPECT_EQ(Open().version(), 0u);
-  EXPECT_THAT(Files(folder_.path()), Contains(".old-run-1-lineage-a"));
-  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
-  Restart();
-  ASSERT_EQ(host_->States().size(), 1u);
-  EXPECT_EQ(host_->States()[0].lineage(), "lineage-b");
-}
-
 TEST_F(ShardHostTest, UnsafeNamesAreRefused) {
   for (const char* name : {"", ".", "..", "../x", "a/b", ".lock", "a b"}) {
     SmallRun bad = run_;
@@ -1026,79 +382,7 @@ TEST_F(ShardHostTest, UnsafeNamesAreRefused) {
   EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock"));
 }
 
-TEST_F(ShardHostTest, FolderIsExclusive) {
-  EXPECT_THAT(HostOn(folder_.path()),
-              IsError(absl::StatusCode::kFailedPrecondition, "in use by another aggregator"));
-  host_.reset();
-  EXPECT_EQ(HostOn(folder_.path()).status(), absl::OkStatus());
-}
-
-TEST_F(ShardHostTest, UnusableFolderIsAnError) {
-  WriteAll(folder_.path() + "/file", "x");
-  const absl::Status opened = HostOn(folder_.path() + "/file/data").status();
-  EXPECT_THAT(std::string(opened.message()), HasSubstr("/file/data"));
-}
-
 // --- The full disk
-
-TEST_F(ShardHostTest, FullDiskResumesStaging) {
-  Open();
-  const std::vector<float> values = Values(1, 15);
-  {
-    // Room for the header (32 bytes and the message), one chunk and half of the next.
-    v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunkValues);
-    header.clear_proof();
-    const FileSizeLimit full(32 + header.ByteSizeLong() + 30);
-    const absl::Status status = Stage({}, values);
-    EXPECT_THAT(status, IsError(absl::StatusCode::kResourceExhausted, "stage-1-0-1-0"));
-    EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).missing(), ElementsAre(0u));
-    EXPECT_EQ(PullAll(0).size(), 15u);
-  }
-  EXPECT_EQ(counters_.Get("disk_full"), 1u);
-  auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunkValues));
-  ASSERT_TRUE(staging.ok()) << staging.status();
-  EXPECT_EQ(staging->grant.next_chunk, 1u);
-  ASSERT_TRUE(PutChunks(*staging, values, 4).ok());
-  ASSERT_TRUE(host_->Finish(*staging).ok());
-  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(values, 0));
-}
-
-TEST_F(ShardHostTest, FullDiskAtHeaderLeavesNothing) {
-  Open();
-  {
-    const FileSizeLimit full(16);
-    EXPECT_EQ(Stage({}, Values(1, 15)).code(), absl::StatusCode::kResourceExhausted);
-  }
-  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
-  EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
-}
-
-TEST_F(ShardHostTest, FullDiskRetriesApply) {
-  Open();
-  const std::vector<float> values = Values(1, 15);
-  ASSERT_TRUE(Stage({}, values).ok());
-  const v1::Apply apply = MakeApply(run_, 1, {{}});
-  {
-    const FileSizeLimit full(100);
-    const auto applied = host_->Apply(apply);
-    EXPECT_THAT(applied, IsError(absl::StatusCode::kResourceExhausted, "version-1.new"));
-  }
-  EXPECT_THAT(Files(RunPath("")), Not(Contains("version-1.new")));
-  EXPECT_EQ(host_->States()[0].version(), 0u);
-  EXPECT_EQ(Apply(apply).digest(), Digest(values, 0));
-}
-
-TEST_F(ShardHostTest, FullDiskRetriesOpenRun) {
-  for (const uint64_t room : {0, 50, 127}) {
-    // There is room for no run file, for half of one, or for the run file but not for all 128 bytes
-    // of version 0.
-    const FileSizeLimit full(room);
-    EXPECT_EQ(host_->OpenRun(run_.Open()).status().code(), absl::StatusCode::kResourceExhausted);
-    EXPECT_THAT(host_->States(), IsEmpty());
-    EXPECT_EQ(RefusalOf(Stage({}, Values(1, 15))), v1::REFUSAL_UNKNOWN_RUN);
-  }
-  EXPECT_EQ(Open().version(), 0u);
-}
 
 TEST_F(ShardHostTest, ReassignedShardDropsOldPart) {
   run_.shards = 2;
