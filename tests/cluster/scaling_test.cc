@@ -31,34 +31,65 @@ v1::RunStatus TrainFixed() {
   return status.ok() ? status->runs(0) : v1::RunStatus();
 }
 
-// Scales 2 -> 4 -> 1. The run ends after exactly its epochs: the commits in the store divide the
-// sequence of samples without gap or overlap.
+// Waits for the epoch, then changes the number of groups and waits until they train.
+void ScaleAt(double epoch, uint32_t groups, const std::string& run, Cluster& cluster) {
+  const auto reached = cluster.Await(
+      [&](const v1::StatusReply& status) {
+        const v1::RunStatus* const found = FindRun(status, run);
+        return found != nullptr && found->epoch() >= epoch;
+      },
+      kLong, "the epoch is reached");
+  ASSERT_TRUE(reached.ok()) << reached.status();
+  RunCadre(
+      {"scale", run, "--groups", std::to_string(groups), "--coordinator", cluster.coordinator()});
+  const auto scaled = cluster.Await(
+      [&](const v1::StatusReply& status) {
+        const v1::RunStatus* const found = FindRun(status, run);
+        return found != nullptr && found->groups() == groups && found->groups_alive() == groups;
+      },
+      kLong, "the groups train");
+  ASSERT_TRUE(scaled.ok()) << scaled.status();
+}
+
+// The commits divide the sequence of samples among 2, 4 and 1 groups without gap or overlap.
+void ExpectDivided(const std::map<uint32_t, v1::CommitRecord>& commits, const v1::RunSpec& spec,
+                   uint64_t trained) {
+  v1::SampleDivision division = InitialDivision(spec);
+  uint32_t step = 0;
+  uint32_t most = 0;
+  uint64_t samples = 0;
+  for (const auto& [round, commit] : commits) {
+    if (round == 0) continue;
+    most = std::max<uint32_t>(most, commit.participants_size());
+    EXPECT_LE(commit.participants_size(), static_cast<int>(division.groups()));
+    for (const v1::Participant& participant : commit.participants()) {
+      EXPECT_LE(participant.samples(), uint64_t{commit.step() - step} * BatchOf(spec));
+      samples += participant.samples();
+    }
+    if (commit.division().step() != division.step()) {
+      EXPECT_EQ(commit.division().step(), commit.step());
+      EXPECT_EQ(commit.division().position(), PositionAt(division, commit.step(), BatchOf(spec)));
+      division = commit.division();
+    }
+    step = commit.step();
+  }
+  EXPECT_EQ(most, 4U) << "all four groups were averaged";
+  EXPECT_EQ(division.groups(), 1U);
+  EXPECT_EQ(samples, trained);
+  EXPECT_LE(samples, kEpochs * kTrainSamples + 4 * BatchOf(spec));
+  EXPECT_GE(PositionAt(division, step, BatchOf(spec)), int64_t{kEpochs * kTrainSamples});
+  EXPECT_LT(PositionAt(division, step - 1, BatchOf(spec)), int64_t{kEpochs * kTrainSamples});
+}
+
+// Scales 2 -> 4 -> 1. The run ends after exactly its epochs.
 TEST(ScalingTest, RunEndsAfterItsEpochs) {
   const v1::RunSpec spec = AdamSpec();
   Cluster cluster;
   ASSERT_EQ(cluster.StartAll(/*aggregators=*/2, /*workers=*/4), absl::OkStatus());
   const auto run = cluster.client().Submit(spec);
   ASSERT_TRUE(run.ok()) << run.status();
-  const auto scale_at = [&](double epoch, uint32_t groups) {
-    const auto reached = cluster.Await(
-        [&](const v1::StatusReply& status) {
-          const v1::RunStatus* const found = FindRun(status, *run);
-          return found != nullptr && found->epoch() >= epoch;
-        },
-        kLong, "the epoch is reached");
-    ASSERT_TRUE(reached.ok()) << reached.status();
-    RunCadre({"scale", *run, "--groups", std::to_string(groups), "--coordinator",
-              cluster.coordinator()});
-    const auto scaled = cluster.Await(
-        [&](const v1::StatusReply& status) {
-          const v1::RunStatus* const found = FindRun(status, *run);
-          return found != nullptr && found->groups() == groups && found->groups_alive() == groups;
-        },
-        kLong, "the groups train");
-    ASSERT_TRUE(scaled.ok()) << scaled.status();
-  };
-  ASSERT_NO_FATAL_FAILURE(scale_at(3, 4));
-  ASSERT_NO_FATAL_FAILURE(scale_at(0.75 * kEpochs, 1));
+  ASSERT_NO_FATAL_FAILURE(ScaleAt(3, 4, *run, cluster));
+  ASSERT_NO_FATAL_FAILURE(ScaleAt(0.75 * kEpochs, 1, *run, cluster));
   const auto done = cluster.AwaitDone(*run, kLong);
   ASSERT_TRUE(done.ok()) << done.status();
   const v1::RunStatus status = done->runs(0);
@@ -82,32 +113,7 @@ TEST(ScalingTest, RunEndsAfterItsEpochs) {
       cluster.process("coordinator").WaitUntil(absl::Now() + absl::Seconds(20)).has_value());
   const auto commits = cluster.Commits(*run);
   ASSERT_TRUE(commits.ok()) << commits.status();
-  v1::SampleDivision division = InitialDivision(spec);
-  uint32_t step = 0;
-  uint32_t most = 0;
-  uint64_t samples = 0;
-  for (const auto& [round, commit] : *commits) {
-    if (round == 0) continue;
-    most = std::max<uint32_t>(most, commit.participants_size());
-    EXPECT_LE(commit.participants_size(), static_cast<int>(division.groups()));
-    for (const v1::Participant& participant : commit.participants()) {
-      EXPECT_LE(participant.samples(), uint64_t{commit.step() - step} * BatchOf(spec));
-      samples += participant.samples();
-    }
-    if (commit.division().step() != division.step()) {
-      EXPECT_EQ(commit.division().step(), commit.step());
-      EXPECT_EQ(commit.division().position(), PositionAt(division, commit.step(), BatchOf(spec)));
-      division = commit.division();
-    }
-    step = commit.step();
-  }
-  EXPECT_EQ(most, 4U) << "all four groups were averaged";
-  EXPECT_EQ(division.groups(), 1U);
-  EXPECT_EQ(samples, status.samples());
-  EXPECT_LE(samples, kEpochs * kTrainSamples + 4 * BatchOf(spec));
-  EXPECT_GE(PositionAt(division, step, BatchOf(spec)), int64_t{kEpochs * kTrainSamples});
-  EXPECT_LT(PositionAt(division, step - 1, BatchOf(spec)), int64_t{kEpochs * kTrainSamples});
-
+  ExpectDivided(*commits, spec, status.samples());
   EXPECT_GE(status.test().accuracy(), 0.9);
   EXPECT_NEAR(status.test().loss(), TrainFixed().test().loss(), 0.1);
 }

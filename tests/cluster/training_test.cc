@@ -33,6 +33,29 @@ absl::StatusOr<v1::StatusReply> Train(Cluster& cluster, const v1::RunSpec& spec,
   return cluster.AwaitDone(*run, kLong);
 }
 
+// The fully connected weights are halved over the group's two ranks; the convolution is whole on
+// both.
+void ExpectHeld(const v1::GroupStatus& group, uint64_t parameters) {
+  EXPECT_GT(group.generation(), 0u);
+  EXPECT_EQ(group.mesh().at("model"), 2u);
+  ASSERT_EQ(group.members_size(), 2);
+  // Every parameter has exactly one owner.
+  uint64_t owned = 0;
+  for (const v1::GroupMember& member : group.members()) {
+    std::map<std::string, v1::HeldParameter> held;
+    for (const auto& parameter : member.held()) {
+      held[parameter.parameter()] = parameter;
+      owned += parameter.owned();
+    }
+    EXPECT_EQ(held["fc1/weight"].of(), 64u * 1024);
+    EXPECT_EQ(held["fc1/weight"].elements(), 64u * 1024 / 2);
+    EXPECT_EQ(held["fc2/weight"].elements(), held["fc2/weight"].of() / 2);
+    EXPECT_EQ(held["conv1/weight"].elements(), 36u);
+    EXPECT_EQ(held["conv1/weight"].of(), 36u);
+  }
+  EXPECT_EQ(owned, parameters);
+}
+
 TEST(TrainingTest, TwoGroupsLearnAndCountBytes) {
   // Slices of about 30 KB, so that headers are a small part of the bytes.
   const SmallRun small = {.epochs = 4, .hidden = 1024};
@@ -84,29 +107,8 @@ TEST(TrainingTest, TwoGroupsLearnAndCountBytes) {
     EXPECT_EQ(value, 0u) << name;
   }
 
-  // The fully connected weights are halved over the group's two ranks; the convolution is whole on
-  // both.
   ASSERT_EQ(groups.size(), 2u);
-  for (const auto& [slot, group] : groups) {
-    EXPECT_GT(group.generation(), 0u);
-    EXPECT_EQ(group.mesh().at("model"), 2u);
-    ASSERT_EQ(group.members_size(), 2);
-    for (const v1::GroupMember& member : group.members()) {
-      std::map<std::string, v1::HeldParameter> held;
-      for (const auto& parameter : member.held()) held[parameter.parameter()] = parameter;
-      EXPECT_EQ(held["fc1/weight"].of(), 64u * 1024);
-      EXPECT_EQ(held["fc1/weight"].elements(), 64u * 1024 / 2);
-      EXPECT_EQ(held["fc2/weight"].elements(), held["fc2/weight"].of() / 2);
-      EXPECT_EQ(held["conv1/weight"].elements(), 36u);
-      EXPECT_EQ(held["conv1/weight"].of(), 36u);
-    }
-    // Every parameter has exactly one owner.
-    uint64_t owned = 0;
-    for (const v1::GroupMember& member : group.members()) {
-      for (const auto& parameter : member.held()) owned += parameter.owned();
-    }
-    EXPECT_EQ(owned, parameters);
-  }
+  for (const auto& [slot, group] : groups) ExpectHeld(group, parameters);
 }
 
 // Predictions are compared with measured times; later runs have predictions from the start.
