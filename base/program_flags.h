@@ -15,7 +15,8 @@ inline constexpr int kExitBadFlags = 2;
 // Parses the flags and removes them from argv; flags may be written with dashes or underscores.
 // Returns the exit code if the program has to end now: 0 after --help or --version,
 // kExitBadFlags after a one-line error message about an unknown flag or a positional argument.
-// `source` is the file, such as "worker/main.cc", whose flags --help lists, with those of base/daemon.
+// `source` is the file, such as "worker/main.cc", whose flags --help lists, with those of
+// base/daemon.
 std::optional<int> ParseProgramFlags(const char* usage, const char* version, const char* source,
                                      int* argc, char*** argv);
 
