@@ -181,8 +181,8 @@ std::string FormatNote(absl::string_view first, absl::string_view expected) {
   const FileFormat* format = RecognizeFormat(first);
   if (format == nullptr || format->name == expected) return "";
   // Text remains text in another encoding.
-  const bool helps = !format->remedy.empty() &&
-                     (format->remedy != kSaveAsUtf8 || expected == kTextFormat);
+  const bool helps =
+      !format->remedy.empty() && (format->remedy != kSaveAsUtf8 || expected == kTextFormat);
   return absl::StrCat(": it is ", format->name, helps ? "; " : "", helps ? format->remedy : "");
 }
 

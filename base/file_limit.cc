@@ -59,8 +59,8 @@ absl::Status CheckFreeDescriptor() {
 std::string DescriptorLimitText() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  return absl::StrCat("the limit of open files (RLIMIT_NOFILE) is ", limit.rlim_cur,
-                      "; raise it, ", Remedy(2 * limit.rlim_cur));
+  return absl::StrCat("the limit of open files (RLIMIT_NOFILE) is ", limit.rlim_cur, "; raise it, ",
+                      Remedy(2 * limit.rlim_cur));
 }
 
 absl::Status ReserveDescriptors(uint64_t more) {
@@ -77,9 +77,9 @@ absl::Status CheckDescriptors(uint64_t needed) {
   rlimit raised = limit;
   raised.rlim_cur = std::min<rlim_t>(limit.rlim_max, needed);
   if (raised.rlim_cur >= needed && setrlimit(RLIMIT_NOFILE, &raised) == 0) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the limit of open files (RLIMIT_NOFILE) is ", limit.rlim_cur, ", but ", needed,
-      " are needed; raise it, ", Remedy(2 * needed)));
+  return absl::ResourceExhaustedError(absl::StrCat("the limit of open files (RLIMIT_NOFILE) is ",
+                                                   limit.rlim_cur, ", but ", needed,
+                                                   " are needed; raise it, ", Remedy(2 * needed)));
 }
 
 }  // namespace cadre

@@ -38,15 +38,14 @@ absl::Status Follow(const CoordinatorClient& client, const FollowOptions& option
   std::string run = options.run;
   while (true) {
     const absl::Time until = std::min(options.deadline, absl::Now() + kMaxWatch);
-    const absl::Status status =
-        client.Watch(run, until, [&](const v1::WatchUpdate& update) {
-          last_reply = absl::Now();
-          away = false;
-          if (!run.empty()) run = update.run().run();
-          ended = !options.run.empty() && HasEnded(update.run().state());
-          leaving = !options.on_update(update);
-          return !leaving && !ended;
-        });
+    const absl::Status status = client.Watch(run, until, [&](const v1::WatchUpdate& update) {
+      last_reply = absl::Now();
+      away = false;
+      if (!run.empty()) run = update.run().run();
+      ended = !options.run.empty() && HasEnded(update.run().state());
+      leaving = !options.on_update(update);
+      return !leaving && !ended;
+    });
     if (leaving || ended) return absl::OkStatus();
     // If the server closed the stream or kMaxWatch has passed, watch again.
     if (!status.ok() && !absl::IsDeadlineExceeded(status)) {

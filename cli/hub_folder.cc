@@ -40,12 +40,20 @@ constexpr absl::string_view kSavedModule = "modules_to_save";
 
 // What the folder of a model has beside its weights. The first file is required.
 const std::vector<std::string>& HubFilesOf(bool adapter) {
-  static const std::vector<std::string> tokenizer = {
-      "tokenizer.json",     "tokenizer_config.json", "tokenizer.model",
-      "vocab.json",         "vocab.txt",             "merges.txt",
-      "spiece.model",       "special_tokens_map.json", "added_tokens.json",
-      "chat_template.json", "chat_template.jinja",   "preprocessor_config.json",
-      "processor_config.json", "sentencepiece.bpe.model"};
+  static const std::vector<std::string> tokenizer = {"tokenizer.json",
+                                                     "tokenizer_config.json",
+                                                     "tokenizer.model",
+                                                     "vocab.json",
+                                                     "vocab.txt",
+                                                     "merges.txt",
+                                                     "spiece.model",
+                                                     "special_tokens_map.json",
+                                                     "added_tokens.json",
+                                                     "chat_template.json",
+                                                     "chat_template.jinja",
+                                                     "preprocessor_config.json",
+                                                     "processor_config.json",
+                                                     "sentencepiece.bpe.model"};
   static const auto with = [](std::vector<std::string> files) {
     files.insert(files.end(), tokenizer.begin(), tokenizer.end());
     return files;
@@ -68,8 +76,8 @@ std::optional<std::pair<std::string, std::string>> PeftName(absl::string_view na
   std::vector<std::string> parts = absl::StrSplit(name, '.');
   for (size_t i = 0; i + 1 < parts.size(); ++i) {
     const bool saved = parts[i] == kSavedModule;
-    if (!saved && std::find(kBeforeAdapter.begin(), kBeforeAdapter.end(), parts[i]) ==
-                      kBeforeAdapter.end()) {
+    if (!saved &&
+        std::find(kBeforeAdapter.begin(), kBeforeAdapter.end(), parts[i]) == kBeforeAdapter.end()) {
       continue;
     }
     const std::string adapter = parts[i + 1];
@@ -154,8 +162,8 @@ absl::StatusOr<std::vector<HubTensor>> ModelTensors(const ReadVersion& version,
       continue;
     }
     CADRE_ASSIGN_OR_RETURN(const int i, version.index.Find(parameter.name()));
-    tensors.push_back({.named = {parameter.name(), version.index[i].shape},
-                       .begin = version.index[i].offset});
+    tensors.push_back(
+        {.named = {parameter.name(), version.index[i].shape}, .begin = version.index[i].offset});
   }
   if (frozen > 0) {
     folder.notes.push_back(absl::StrCat(Counted(frozen, "frozen parameter"), " of ", from,
@@ -188,9 +196,9 @@ absl::StatusOr<std::vector<HubTensor>> AdapterTensors(const ReadVersion& version
         {.named = {name->first, version.index[i].shape}, .begin = version.index[i].offset});
   }
   if (adapters.size() != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the run trains the adapters ", absl::StrJoin(adapters, ", "),
-                     "; a folder of peft has one"));
+    return absl::InvalidArgumentError(absl::StrCat("the run trains the adapters ",
+                                                   absl::StrJoin(adapters, ", "),
+                                                   "; a folder of peft has one"));
   }
   if (left_out > 0) {
     folder.notes.push_back(
@@ -214,9 +222,9 @@ absl::Status MakeHubFolder(const HubFolderOptions& options) {
 absl::Status CopyFiles(const HubFolderOptions& options, bool adapter, HubFolder& folder) {
   const std::vector<std::string>& files = HubFilesOf(adapter);
   if (options.from.empty()) {
-    folder.notes.push_back(absl::StrCat(
-        options.folder, " needs ", files.front(),
-        "; --from names a folder from which it is copied, with the tokenizer"));
+    folder.notes.push_back(
+        absl::StrCat(options.folder, " needs ", files.front(),
+                     "; --from names a folder from which it is copied, with the tokenizer"));
     return absl::OkStatus();
   }
   bool tokenizer = false;
@@ -226,8 +234,8 @@ absl::Status CopyFiles(const HubFolderOptions& options, bool adapter, HubFolder&
     const fs::path to = fs::path(options.folder) / name;
     if (!fs::exists(from, error)) {
       if (name == files.front()) {
-        folder.notes.push_back(absl::StrCat(options.from, " has no ", name, ", which ",
-                                            options.folder, " needs"));
+        folder.notes.push_back(
+            absl::StrCat(options.from, " has no ", name, ", which ", options.folder, " needs"));
       }
       continue;
     }
@@ -244,7 +252,7 @@ absl::Status CopyFiles(const HubFolderOptions& options, bool adapter, HubFolder&
 }
 
 absl::Status WriteHubTensors(const ReadVersion& version, const std::vector<HubTensor>& tensors,
-                            const std::string& path, FloatType type) {
+                             const std::string& path, FloatType type) {
   std::vector<NamedShape> shapes;
   for (const HubTensor& tensor : tensors) shapes.push_back(tensor.named);
   CADRE_ASSIGN_OR_RETURN(SafetensorsWriter writer,

@@ -125,12 +125,11 @@ std::string MetricsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   for (const v1::RunStatus& run : runs) {
     if (!run.has_metrics() && run.tokens_per_second() <= 0) continue;
     const uint64_t tokens = run.metrics().tokens();
-    table.AddRow({run.run(), tokens > 0 ? FormatCount(tokens) : "",
-                  RateText(run.tokens_per_second()),
-                  PerplexityText(run.has_perplexity(), run.perplexity()),
-                  PerplexityText(run.has_test_perplexity(), run.test_perplexity()),
-                  run.rate() > 0 ? absl::StrFormat("%.4g", run.rate()) : "",
-                  MeansText(run.metrics())});
+    table.AddRow(
+        {run.run(), tokens > 0 ? FormatCount(tokens) : "", RateText(run.tokens_per_second()),
+         PerplexityText(run.has_perplexity(), run.perplexity()),
+         PerplexityText(run.has_test_perplexity(), run.test_perplexity()),
+         run.rate() > 0 ? absl::StrFormat("%.4g", run.rate()) : "", MeansText(run.metrics())});
   }
   return table.Text();
 }
@@ -530,7 +529,7 @@ std::vector<std::string> PredictionNotes::New(const v1::WatchUpdate& update) {
 
 // Columns of tokens and metrics exist only if a version has some.
 std::string HistoryTable(const v1::HistoryReply& history) {
-  std::vector<std::string> columns = {"VERSION", "TIME (UTC)", "STEP",     "EPOCH",     "LOSS",
+  std::vector<std::string> columns = {"VERSION", "TIME (UTC)", "STEP",     "EPOCH",      "LOSS",
                                       "GROUPS",  "ROUND",      "ACCURACY", "EVALUATION", "RATE"};
   const bool metrics = absl::c_any_of(history.entries(), [](const v1::HistoryEntry& entry) {
     return entry.commit().has_metrics();

@@ -116,9 +116,9 @@ absl::StatusOr<std::string> History(const cadre_client& client, const std::strin
   v1::HistoryRequest request;
   request.set_run(run);
   request.set_after(after);
-  CADRE_ASSIGN_OR_RETURN(
-      const v1::HistoryReply reply,
-      ReadAgain([&] { return client.coordinator->Call(&v1::Status::Stub::History, request); }));
+  CADRE_ASSIGN_OR_RETURN(const v1::HistoryReply reply, ReadAgain([&] {
+                           return client.coordinator->Call(&v1::Status::Stub::History, request);
+                         }));
   return ToJson(reply);
 }
 
@@ -129,8 +129,8 @@ absl::StatusOr<std::string> Pull(const cadre_client& client, const std::string& 
                          ParseFloatType(type_name == nullptr ? "fp32" : type_name));
   const auto locate = [&] { return ReadAgain([&] { return client.coordinator->Locate(run); }); };
   CADRE_ASSIGN_OR_RETURN(ReadVersion version, ReadNewestVersion(run, locate, client.credentials));
-  CADRE_RETURN_IF_ERROR(WriteSafetensors(path, WeightTensors(version.index), version.values,
-                                         TorchMetadata(), type));
+  CADRE_RETURN_IF_ERROR(
+      WriteSafetensors(path, WeightTensors(version.index), version.values, TorchMetadata(), type));
   version.located.clear_spec();
   return ToJson(version.located);
 }

@@ -86,9 +86,9 @@ struct cadre_group {
     return std::max(*left - kTimeToEnd, absl::ZeroDuration());
   }
   absl::Status Load(const std::string& run) {
-    const cadre::CoordinatorClient coordinator(
-        {.coordinator = options.coordinator, .credentials = options.credentials,
-         .dial_timeout = options.dial_timeout});
+    const cadre::CoordinatorClient coordinator({.coordinator = options.coordinator,
+                                                .credentials = options.credentials,
+                                                .dial_timeout = options.dial_timeout});
     const auto locate = [&] { return coordinator.Locate(run); };
     CADRE_ASSIGN_OR_RETURN(const cadre::ReadVersion version,
                            cadre::ReadNewestVersion(run, locate, options.credentials));
@@ -96,7 +96,9 @@ struct cadre_group {
     auto values = cadre::CallerValues::Make(parameters, located.spec().model());
     if (!values.ok()) return cadre::Annotate(values.status(), absl::StrCat("run ", version.run));
     values->SetAll(version.values);
-    loaded = {.version = located.version(), .digest = located.digest(), .step = located.step(),
+    loaded = {.version = located.version(),
+              .digest = located.digest(),
+              .step = located.step(),
               .total_steps = located.spec().stop().steps()};
     loaded_run = version.run;
     return absl::OkStatus();
@@ -350,8 +352,7 @@ int32_t cadre_group_finish(cadre_group* group) {
   group->leaving = true;
   group->finished = true;
   // In this order, because the runner goes on when the loop has ended.
-  const bool started =
-      group->member != nullptr && group->member->Drain(absl::InfiniteDuration());
+  const bool started = group->member != nullptr && group->member->Drain(absl::InfiniteDuration());
   group->handoff.EndLoop();
   if (!started) group->handoff.End();
   return 0;

@@ -109,7 +109,8 @@ typedef struct {
   /* After CADRE_EVALUATE: the test samples [begin, end) to evaluate. */
   uint64_t evaluate_begin;
   uint64_t evaluate_end;
-  /* Whether the coordinator has drained the program: CADRE_ENDED then follows before the run's end. */
+  /* Whether the coordinator has drained the program: CADRE_ENDED then follows before the run's end.
+   */
   int32_t drained;
 } cadre_group_state;
 

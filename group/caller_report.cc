@@ -59,8 +59,8 @@ absl::Status CallerReport::AddMetric(absl::string_view name, double value) {
 absl::Status CallerReport::AddTokens(uint64_t tokens) {
   absl::MutexLock lock(&mutex_);
   if (tokens > kMaxTokens - period_.tokens) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        tokens, " tokens of a step: more than ", kMaxTokens, " between two boundaries"));
+    return absl::InvalidArgumentError(absl::StrCat(tokens, " tokens of a step: more than ",
+                                                   kMaxTokens, " between two boundaries"));
   }
   period_.tokens += tokens;
   unreported_.tokens += tokens;

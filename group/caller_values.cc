@@ -307,11 +307,12 @@ absl::Status CallerValues::Difference(Shared& shared, const std::vector<uint64_t
     for (int holder = 1; holder < shared.holders.size(); ++holder) {
       if (all[holder * digests.size() + i] == all[i]) continue;
       const std::vector<int>& ranks = shared.holders.members();
-      return absl::OutOfRangeError(absl::StrCat(
-          "parameter '", ParameterAt(shared.positions[i]).name, "' has other values on rank ",
-          ranks[holder], " than on rank ", ranks[0],
-          "; the ranks of a program must have equal values, as those of DistributedDataParallel, or "
-          "shards that are DTensors, as those of fully_shard"));
+      return absl::OutOfRangeError(
+          absl::StrCat("parameter '", ParameterAt(shared.positions[i]).name,
+                       "' has other values on rank ", ranks[holder], " than on rank ", ranks[0],
+                       "; the ranks of a program must have equal values, as those of "
+                       "DistributedDataParallel, or "
+                       "shards that are DTensors, as those of fully_shard"));
     }
   }
   return absl::InternalError("digests of the ranks differ, but not those of their parameters");

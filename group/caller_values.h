@@ -74,8 +74,8 @@ class CallerValues {
   // A collective: sends the values that this rank owns to the other ranks that hold them.
   absl::Status GiveShared();
   // A collective: compares digests of the trained values that several ranks hold. Costs one pass
-  // over them and eight bytes per rank. Requires: TakeShared. Errors: OutOfRange, naming a parameter
-  // and two ranks that have different values of it; those of the transport.
+  // over them and eight bytes per rank. Requires: TakeShared. Errors: OutOfRange, naming a
+  // parameter and two ranks that have different values of it; those of the transport.
   absl::Status CheckShared();
   // Errors: OutOfRange, naming the first parameter with a value that is not finite.
   absl::Status CheckFinite() const;

@@ -504,8 +504,8 @@ class CodecKernels {
 };
 
 // Operations that a back end computes more slowly than its device could, because a library does not
-// support them. Each number counts different extents, types and passes, however often they are used;
-// the reasons are those of the last ones.
+// support them. Each number counts different extents, types and passes, however often they are
+// used; the reasons are those of the last ones.
 struct BackendFallbacks {
   int64_t convolutions = 0;
   std::string convolution_reason;

@@ -144,7 +144,8 @@ RankProtocol::Actions RankProtocol::StageNext(bool leaves) {
   leaves_ = leaves;
   fragment_ = decision_.fragment();
   boundary_ = step_;
-  // The version is that of the boundary, also if the group stops before it; no step follows the last.
+  // The version is that of the boundary, also if the group stops before it; no step follows the
+  // last.
   adoption_ = step_ + std::min(overlap, last - std::min(std::max(step_, next_step_), last));
   contributed_steps_ = std::exchange(period_steps_, 0);
   return {Stage{.round = version_ + 1,

@@ -30,9 +30,9 @@
 //
 // In a period in which the group catches up with the others (Start.catch_up), Train is one step,
 // and AskNudge follows until the group is nudged or reaches the boundary. In groups of several
-// ranks, AskNudge also follows every agree_steps steps (v1::Start): the group contributes before the
-// boundary, too, if one of its ranks leaves soon. A single rank stops by itself, and so do all ranks
-// of a program that ends its loop:
+// ranks, AskNudge also follows every agree_steps steps (v1::Start): the group contributes before
+// the boundary, too, if one of its ranks leaves soon. A single rank stops by itself, and so do all
+// ranks of a program that ends its loop:
 //
 //   Train -> Trained.leaves -> Stage -> AwaitDecision -> Pull -> Train -> Trained.leaves -> Leave
 //

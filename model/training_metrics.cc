@@ -23,10 +23,9 @@ absl::Status CheckMetricName(absl::string_view name) {
       std::all_of(name.begin(), name.end(), IsNameCharacter)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("metric '", absl::CHexEscape(name.substr(0, 2 * kMaxNameBytes)),
-                   "': a name has 1 to ", kMaxNameBytes,
-                   " characters: lower-case letters, digits, '_', '.', '/' and '-'"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "metric '", absl::CHexEscape(name.substr(0, 2 * kMaxNameBytes)), "': a name has 1 to ",
+      kMaxNameBytes, " characters: lower-case letters, digits, '_', '.', '/' and '-'"));
 }
 
 bool HasMetrics(const v1::TrainingMetrics& metrics) {

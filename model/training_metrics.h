@@ -22,15 +22,15 @@ inline constexpr int kMaxMetrics = 32;
 // Tokens that one message may report. A sum of 65,536 such numbers does not overflow.
 inline constexpr uint64_t kMaxTokens = uint64_t{1} << 48;
 
-// A name has 1 to 64 of the characters a-z, 0-9, '_', '.', '/', '-'. Errors: InvalidArgument, naming
-// the metric.
+// A name has 1 to 64 of the characters a-z, 0-9, '_', '.', '/', '-'. Errors: InvalidArgument,
+// naming the metric.
 absl::Status CheckMetricName(absl::string_view name);
 
 // Whether anything is known. Messages have no metrics otherwise.
 bool HasMetrics(const v1::TrainingMetrics& metrics);
 
-// Errors: InvalidArgument, naming the metric: as CheckMetricName, too many names, a mean that is not
-// finite, too many tokens.
+// Errors: InvalidArgument, naming the metric: as CheckMetricName, too many names, a mean that is
+// not finite, too many tokens.
 absl::Status CheckMetrics(const v1::TrainingMetrics& metrics);
 
 // Tokens of a sample, if the model says so; 0: not known.

@@ -20,9 +20,8 @@ bool HasRankWithOneValue(const GraphLayer& layer, const NormParts& parts,
   return layer.kind == LayerKind::kBatchNorm && layer.settings.batch_norm().per_rank() &&
          HasPartOfOne(layer.output[0], parts.rows) &&
          HasPartOfOne(layer.output[1], parts.columns) &&
-         std::any_of(micro_batches.begin(), micro_batches.end(), [&](int64_t samples) {
-           return HasPartOfOne(samples, parts.samples);
-         });
+         std::any_of(micro_batches.begin(), micro_batches.end(),
+                     [&](int64_t samples) { return HasPartOfOne(samples, parts.samples); });
 }
 
 absl::Status CheckNormStatistics(const v1::RunSpec& spec, const Graph& graph, const Plan& plan) {

@@ -50,11 +50,10 @@ class CudaCompute final : public Compute {
 
 absl::StatusOr<std::unique_ptr<Compute>> MakeCudaCompute(int ordinal,
                                                          const ComputeOptions& options) {
-  CADRE_ASSIGN_OR_RETURN(
-      std::unique_ptr<CudaDevice> device,
-      CudaDevice::Make(RealCudaApi(), {.ordinal = ordinal,
-                                       .memory_limit = options.memory_limit,
-                                       .synchronous = options.synchronous}));
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
+                         CudaDevice::Make(RealCudaApi(), {.ordinal = ordinal,
+                                                          .memory_limit = options.memory_limit,
+                                                          .synchronous = options.synchronous}));
   const LibrarySearch search{.directories = options.libraries};
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<DenseMath> math, MakeLibraryMath(*device, search));
   return std::make_unique<CudaCompute>(std::move(device), std::move(math), search);

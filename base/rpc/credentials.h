@@ -51,8 +51,8 @@ class Credentials {
   static absl::StatusOr<Credentials> FromFolder(const std::string& folder);
 
   // The credentials that the flags --tls and --insecure of a program name; one of them is required.
-  // The certificate must be that of `role`, if given. Errors: InvalidArgument, also for a CADRE_PROXY
-  // that cannot be used (base/rpc/http_proxy.h).
+  // The certificate must be that of `role`, if given. Errors: InvalidArgument, also for a
+  // CADRE_PROXY that cannot be used (base/rpc/http_proxy.h).
   static absl::StatusOr<Credentials> FromFlags(const std::string& tls, bool insecure,
                                                std::optional<Role> role = std::nullopt);
 

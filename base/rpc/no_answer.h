@@ -8,8 +8,9 @@
 
 namespace cadre {
 
-// Unavailable: "no coordinator answered at ADDRESS: REASON; REMEDY", for the server `what`. `reason`
-// is the transport's; the remedy is added if its cause is known. `secure`: the client uses TLS.
+// Unavailable: "no coordinator answered at ADDRESS: REASON; REMEDY", for the server `what`.
+// `reason` is the transport's; the remedy is added if its cause is known. `secure`: the client uses
+// TLS.
 absl::Status NoAnswer(absl::string_view what, const std::string& address, bool secure,
                       absl::string_view reason);
 

@@ -28,9 +28,9 @@ std::string WorkerKey(absl::string_view name, absl::string_view host) {
 std::string ProgramKey(absl::string_view program) { return absl::StrCat("program/", program); }
 
 std::vector<std::string> KeysOf(const v1::MemberRecord& record) {
-  std::vector<std::string> keys = {
-      IncarnationKey(record.role(), record.incarnation()),
-      record.role() == v1::ROLE_WORKER ? WorkerKey(record.name(), record.host())
+  std::vector<std::string> keys = {IncarnationKey(record.role(), record.incarnation()),
+                                   record.role() == v1::ROLE_WORKER
+                                       ? WorkerKey(record.name(), record.host())
                                        : AggregatorKey(record.name())};
   if (record.has_reservation()) keys.push_back(ProgramKey(record.reservation().program()));
   return keys;

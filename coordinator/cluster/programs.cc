@@ -65,8 +65,7 @@ void Programs::AddLost(const Member& member, absl::Time until, Outbox& out) {
   if (lost_.size() <= kMaxLostRanks) return;
   Erase(std::min_element(lost_.begin(), lost_.end(),
                          [](const auto& a, const auto& b) {
-                           return a.second.record.last_heard_ms() <
-                                  b.second.record.last_heard_ms();
+                           return a.second.record.last_heard_ms() < b.second.record.last_heard_ms();
                          }),
         out);
 }
@@ -161,13 +160,12 @@ std::string Programs::MissingRanks(const v1::Reservation& reservation) const {
   }
   if (missing.empty()) return "";
   const bool one = missing.size() == 1 && more == 0;
-  return absl::StrCat(one ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
-                      more > 0 ? absl::StrCat(" and ", more, " more") : "", " of ",
-                      reservation.ranks(),
-                      until == absl::InfiniteFuture()
-                          ? ""
-                          : absl::StrCat("; the program ends at ", TimeText(until), " without ",
-                                         one ? "it" : "them"));
+  return absl::StrCat(
+      one ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
+      more > 0 ? absl::StrCat(" and ", more, " more") : "", " of ", reservation.ranks(),
+      until == absl::InfiniteFuture() ? ""
+                                      : absl::StrCat("; the program ends at ", TimeText(until),
+                                                     " without ", one ? "it" : "them"));
 }
 
 }  // namespace cadre

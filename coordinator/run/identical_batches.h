@@ -2,9 +2,9 @@
 // and do not use the position that the group gives them: their groups together learn no more than
 // one of them. The batches of networks that Cadre trains differ by construction.
 //
-// Two signs: the contributions of a round are equal, although they have moved the model; or the mean
-// losses of two groups are equal, bit for bit, in several successive rounds. By chance the latter
-// is likely only for rounded losses in a single round.
+// Two signs: the contributions of a round are equal, although they have moved the model; or the
+// mean losses of two groups are equal, bit for bit, in several successive rounds. By chance the
+// latter is likely only for rounded losses in a single round.
 //
 // Thread-compatible.
 #pragma once

@@ -18,8 +18,8 @@ namespace cadre {
 
 class RunFailures {
  public:
-  // A worker of `host` reports a permanent cause (coordinator/cluster/standing.h) at the run's `version`;
-  // `hosts` could serve the run. Returns whether the run has to end.
+  // A worker of `host` reports a permanent cause (coordinator/cluster/standing.h) at the run's
+  // `version`; `hosts` could serve the run. Returns whether the run has to end.
   bool Add(v1::FailureCause cause, const std::string& host, uint32_t version, size_t hosts);
   // A generation of one of `groups`, whose ranks were on `members`, has diverged; `hosts` could
   // serve the run. Returns whether the run has to end.

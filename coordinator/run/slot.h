@@ -103,8 +103,8 @@ class Slot {
   // Seconds of a step in its last periods; 0: unknown.
   double step_seconds() const { return step_seconds_; }
 
-  // Stores a report of rank 0. `per_sample`: tokens of a sample; 0: those that the group reports for
-  // steps of `batch` samples.
+  // Stores a report of rank 0. `per_sample`: tokens of a sample; 0: those that the group reports
+  // for steps of `batch` samples.
   void SetProgress(const v1::Progress& reported, uint64_t per_sample, uint32_t batch);
   // By its last report; 0: not known.
   double tokens_per_second() const { return tokens_per_second_; }

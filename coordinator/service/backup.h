@@ -2,8 +2,8 @@
 //
 // A backup is a file with which a coordinator can be started. It is copied between two events of
 // the loop, so it is consistent, and the loop waits for the copy and its check: the store is small
-// (coordinator/store/sqlite_store.cc). It is marked (MetaRecord.backup): the coordinator that starts with
-// it assigns no generation that its predecessor may have assigned since.
+// (coordinator/store/sqlite_store.cc). It is marked (MetaRecord.backup): the coordinator that
+// starts with it assigns no generation that its predecessor may have assigned since.
 #pragma once
 
 #include <cstdint>

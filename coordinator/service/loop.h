@@ -1,6 +1,6 @@
 // The coordinator's event loop: one thread that passes events to the state machine
-// (coordinator/machine/machine.h), makes its records durable, and only then carries out its other actions.
-// Another thread searches plans.
+// (coordinator/machine/machine.h), makes its records durable, and only then carries out its other
+// actions. Another thread searches plans.
 //
 // All waiting events are handled together and share one transaction. When the store fails, the loop
 // stops permanently: no decision is acted on before it is durable.

@@ -276,8 +276,8 @@ absl::Status CudaDevice::BlockHost(cudaEvent_t event, HostSync why, absl::string
     api_.last_error();
     const absl::Duration waited = absl::Now() - begin;
     if (waited > options_.patience) {
-      Fail(absl::DeadlineExceededError(absl::StrCat(
-          what, " has not ended after ", absl::FormatDuration(waited))));
+      Fail(absl::DeadlineExceededError(
+          absl::StrCat(what, " has not ended after ", absl::FormatDuration(waited))));
       break;
     }
     if (waited < kSpin) {

@@ -124,8 +124,8 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDevice::MakeGraph(const absl::S
     capture_refusal_ = log.refused() ? log.refusal()
                        : worked.ok() ? "the graph is empty"
                                      : std::string(worked.message());
-    LOG(WARNING) << name() << ": work is not captured and will be enqueued each time: "
-                 << capture_refusal_;
+    LOG(WARNING) << name()
+                 << ": work is not captured and will be enqueued each time: " << capture_refusal_;
     return std::unique_ptr<DeviceGraph>();
   }
   return std::make_unique<CudaGraph>(api_, ready, std::move(log), [this] {

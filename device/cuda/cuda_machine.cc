@@ -150,10 +150,10 @@ absl::StatusOr<CudaMachine> LookForCuda(const CudaApi& api) {
   if (error == cudaSuccess) error = api.driver_version(&machine.driver);
   if (error != cudaSuccess) return CudaStatus(api, error, "querying the versions of CUDA");
   if (machine.driver == 0) {
-    return WithReason(absl::FailedPreconditionError(absl::StrCat(
-                          "no NVIDIA driver on this machine: install ",
-                          NeededDriver(machine.runtime))),
-                      kReasonNoGpu);
+    return WithReason(
+        absl::FailedPreconditionError(absl::StrCat("no NVIDIA driver on this machine: install ",
+                                                   NeededDriver(machine.runtime))),
+        kReasonNoGpu);
   }
   // Within a major version, an older driver also runs programs for newer minor versions.
   if (machine.driver / 1000 < machine.runtime / 1000) {

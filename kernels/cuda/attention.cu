@@ -3,15 +3,16 @@
 // The fused form and ours both save one fp32 statistic per query and recompute the
 // probabilities in backward, so that saved memory is linear in the tokens. Ours works on blocks of
 // scores in the caller's scratch memory, or of at most kMaxScores elements in the back end's, which
-// remain in the second-level cache of large GPUs: whole heads of as many samples as fit, or rows of one head. A strided batched
-// product computes the scores in fp32 (rounding scores to bf16 would cause larger errors in their
-// exponentials than rounding the factors does); softmax uses one warp per row and sums in fp32.
-// Backward computes a block's scores again and applies the gradient of softmax, p * (dp -
-// dcontext . context), between its products. If a head needs several blocks, the gradient of
-// queries is computed by blocks of queries, and those of keys and values by blocks of keys, so that
-// no sum is divided among products; the scores are then computed twice. Blocks of rows of causal
-// attention leave out the products above the diagonal; blocks of whole heads do not. Only our form
-// has masks of padding, which may be at any tokens: the softmax leaves out the hidden keys.
+// remain in the second-level cache of large GPUs: whole heads of as many samples as fit, or rows of
+// one head. A strided batched product computes the scores in fp32 (rounding scores to bf16 would
+// cause larger errors in their exponentials than rounding the factors does); softmax uses one warp
+// per row and sums in fp32. Backward computes a block's scores again and applies the gradient of
+// softmax, p * (dp - dcontext . context), between its products. If a head needs several blocks, the
+// gradient of queries is computed by blocks of queries, and those of keys and values by blocks of
+// keys, so that no sum is divided among products; the scores are then computed twice. Blocks of
+// rows of causal attention leave out the products above the diagonal; blocks of whole heads do not.
+// Only our form has masks of padding, which may be at any tokens: the softmax leaves out the hidden
+// keys.
 #include "kernels/cuda/attention.h"
 
 #include <algorithm>
@@ -280,8 +281,7 @@ class BlockedAttention {
   }
 
   // scores = q k^T / sqrt(features).
-  void Scores(const ScoreBlock& block, ConstValues qkv,
-              FloatSpan scores) {
+  void Scores(const ScoreBlock& block, ConstValues qkv, FloatSpan scores) {
     const Strides of_parts = PartStrides(dims_);
     MatrixProductDims product =
         ProductOf(dims_, block, block.queries.size(), block.keys.size(), dims_.head_features,
@@ -294,8 +294,7 @@ class BlockedAttention {
         RowsFrom(dims_, PartOf(dims_, qkv, kKey), of_parts, head, block.keys.begin), {}, scores);
   }
 
-  Gradients ScoreGradients(const ScoreBlock& block,
-                           const AttentionTensors& tensors) {
+  Gradients ScoreGradients(const ScoreBlock& block, const AttentionTensors& tensors) {
     const DType type = tensors.qkv.type();
     const bool is_fp32 = type == DType::kFloat32;
     const int64_t count = block.elements();
@@ -327,8 +326,8 @@ class BlockedAttention {
   }
 
   // dq = dscores k.
-  void QueryGradient(const ScoreBlock& block, const Gradients& gradients,
-                     ConstValues qkv, Values dqkv) {
+  void QueryGradient(const ScoreBlock& block, const Gradients& gradients, ConstValues qkv,
+                     Values dqkv) {
     if (gradients.dscores.empty()) return;
     const Strides of_parts = PartStrides(dims_);
     const int64_t head = block.heads.begin;
@@ -341,9 +340,8 @@ class BlockedAttention {
   }
 
   // dk = dscores^T q, dv = probabilities^T dcontext.
-  void KeyAndValueGradients(const ScoreBlock& block,
-                            const Gradients& gradients, ConstValues qkv, ConstValues dcontext,
-                            Values dqkv) {
+  void KeyAndValueGradients(const ScoreBlock& block, const Gradients& gradients, ConstValues qkv,
+                            ConstValues dcontext, Values dqkv) {
     if (gradients.dscores.empty()) return;
     const Strides of_parts = PartStrides(dims_), of_context = ContextStrides(dims_);
     const int64_t head = block.heads.begin;
@@ -438,8 +436,7 @@ void CudaAttentionBackward(CudaContext& cuda, const AttentionDims& dims, ConstFl
     return cuda.math->FusedAttentionBackward(dims, qkv, context, dcontext, statistics, scratch,
                                              dqkv);
   }
-  BlockedAttention(cuda, dims, scratch)
-      .Backward({ids, qkv, context, dcontext, statistics}, dqkv);
+  BlockedAttention(cuda, dims, scratch).Backward({ids, qkv, context, dcontext, statistics}, dqkv);
 }
 
 }  // namespace cadre

@@ -30,16 +30,15 @@ inline constexpr int kMaxColumnGroups = 32;
 // along x divide the columns, and blocks along y divide the rows. Requires: `threads` and
 // `max_across` are powers of two.
 inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t max_blocks,
-                               int threads = kColumnThreads,
-                               int max_across = kMaxColumnGroups) {
+                               int threads = kColumnThreads, int max_across = kMaxColumnGroups) {
   const int64_t groups = columns / group;
   int across = 1;
   while (across < max_across && across < groups) across *= 2;
   const int down = threads / across;
   const int64_t tiles = (groups + across - 1) / across;
   const int64_t step = kColumnRows * down;
-  const int64_t bands = std::clamp<int64_t>((rows + step - 1) / step, 1,
-                                            std::max<int64_t>(1, max_blocks / tiles));
+  const int64_t bands =
+      std::clamp<int64_t>((rows + step - 1) / step, 1, std::max<int64_t>(1, max_blocks / tiles));
   return {.grid = dim3(tiles, bands), .block = dim3(across, down)};
 }
 
@@ -49,8 +48,8 @@ inline LaunchShape ColumnShape(const CudaDevice& device, int64_t rows, int64_t c
   const int64_t processors = device.processors();
   LaunchShape shape = ColumnShape(rows, columns, group, processors * 8);
   const int64_t down = shape.block.y;
-  const int64_t wanted = std::min<int64_t>((rows + down - 1) / down,
-                                           (processors + shape.grid.x - 1) / shape.grid.x);
+  const int64_t wanted =
+      std::min<int64_t>((rows + down - 1) / down, (processors + shape.grid.x - 1) / shape.grid.x);
   shape.grid.y = std::max<int64_t>(shape.grid.y, wanted);
   return shape;
 }
@@ -165,9 +164,8 @@ void LaunchColumnSums(CudaDevice& device, CudaScratch& scratch, const char* name
   const int64_t all = Terms::kSums * columns;
   const auto partial = scratch.Take<double>(all * shape.grid.y);
   Launch(device, name, SumBands<Terms, N>, shape, terms, rows, columns, partial.data());
-  Launch(device, name, AddBands<T>,
-         LaunchShape{.grid = dim3((all + 7) / 8), .block = dim3(8, 32)}, shape.grid.y, all,
-         partial.data(), columns, to);
+  Launch(device, name, AddBands<T>, LaunchShape{.grid = dim3((all + 7) / 8), .block = dim3(8, 32)},
+         shape.grid.y, all, partial.data(), columns, to);
 }
 
 }  // namespace cadre

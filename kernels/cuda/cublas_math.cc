@@ -130,8 +130,8 @@ absl::Status CublasMath::Status(cublasStatus_t status, const ProductKey& key,
   return Error(status, key, what, FaultOf(status));
 }
 
-absl::Status CublasMath::Error(cublasStatus_t status, const ProductKey& key,
-                               absl::string_view what, LibraryFault fault) const {
+absl::Status CublasMath::Error(cublasStatus_t status, const ProductKey& key, absl::string_view what,
+                               LibraryFault fault) const {
   return LibraryError(device_, absl::StrCat("cuBLASLt: ", what, " of ", Describe(key)),
                       api_.status_text(status), fault);
 }
@@ -198,9 +198,8 @@ absl::Status CublasMath::Choose(const ProductKey& key, Plan& plan) {
     return Status(status, key, kWhat);
   }
   const auto begin = choices.begin();
-  const auto choice = std::find_if(begin, begin + count, [](const auto& each) {
-    return each.state == CUBLAS_STATUS_SUCCESS;
-  });
+  const auto choice = std::find_if(
+      begin, begin + count, [](const auto& each) { return each.state == CUBLAS_STATUS_SUCCESS; });
   if (choice == begin + count) {
     return Error(count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : choices[0].state, key, kWhat,
                  LibraryFault::kNoPlan);

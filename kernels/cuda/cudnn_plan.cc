@@ -133,9 +133,9 @@ std::vector<fe::NumericalNote_t> Unwanted(const ConvolutionKey& key) {
   std::vector<Note> notes = {Note::NONDETERMINISTIC};
   if (key.type != DType::kFloat32) return notes;
   // The first converts fp32 to fp16; the others transform the operands.
-  notes.insert(notes.end(), {Note::DOWN_CONVERT_INPUTS, Note::FFT, Note::WINOGRAD,
-                             Note::WINOGRAD_TILE_4x4, Note::WINOGRAD_TILE_6x6,
-                             Note::WINOGRAD_TILE_13x13});
+  notes.insert(notes.end(),
+               {Note::DOWN_CONVERT_INPUTS, Note::FFT, Note::WINOGRAD, Note::WINOGRAD_TILE_4x4,
+                Note::WINOGRAD_TILE_6x6, Note::WINOGRAD_TILE_13x13});
   // These engines round fp32 to TF32.
   if (!key.tf32) notes.push_back(Note::TENSOR_CORE);
   return notes;

@@ -217,12 +217,9 @@ class CudaDense final : public DenseKernels {
       cuda_.Zero(y);
       return cuda_.AddBias(dims.batch, b, y);
     }
-    cuda_.math->MatrixProduct({.m = dims.batch,
-                               .n = dims.out,
-                               .k = dims.in,
-                               .transpose_b = true,
-                               .c_row = row},
-                              x, cuda_.WeightsAs(x.type(), w), BiasFor(y.type(), b), y);
+    cuda_.math->MatrixProduct(
+        {.m = dims.batch, .n = dims.out, .k = dims.in, .transpose_b = true, .c_row = row}, x,
+        cuda_.WeightsAs(x.type(), w), BiasFor(y.type(), b), y);
     const int64_t padding = dims.batch * (row - dims.out);
     if (padding == 0) return;
     ByType(y.type(), [&](auto zero) {
@@ -248,12 +245,9 @@ class CudaDense final : public DenseKernels {
     cuda_.BiasGradient(dims.batch, dy, db);
     if (dw.empty()) return;
     if (dims.batch == 0) return cuda_.Zero(dw);
-    cuda_.math->MatrixProduct({.m = dims.out,
-                               .n = dims.in,
-                               .k = dims.batch,
-                               .transpose_a = true,
-                               .a_row = row},
-                              dy, x, {}, dw);
+    cuda_.math->MatrixProduct(
+        {.m = dims.out, .n = dims.in, .k = dims.batch, .transpose_a = true, .a_row = row}, dy, x,
+        {}, dw);
   }
 
   void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b,

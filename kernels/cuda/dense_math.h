@@ -47,8 +47,8 @@ struct MatrixProductDims {
 // case is a set of extents with its type, alignment and pass. The reasons are those of the last
 // cases, with the library's text; each case is also logged once with its own.
 struct DenseMathCounters {
-  // Convolutions for which the library has no plan, or a plan that failed; Cadre's own kernels, which
-  // are slower, compute them.
+  // Convolutions for which the library has no plan, or a plan that failed; Cadre's own kernels,
+  // which are slower, compute them.
   int64_t fallback_convolutions = 0;
   std::string convolution_reason;
   // Attentions that fused kernels could compute by their extents but not for lack of a plan. They
@@ -64,8 +64,8 @@ class DenseMath {
   // fp32 factors may be rounded to TF32.
   virtual void set_tf32(bool allowed) = 0;
 
-  // a and b have one type; c has that type, or fp32 if they are bf16. bias: [n], fp32 or of the type
-  // of c, added to every row of c; empty for none.
+  // a and b have one type; c has that type, or fp32 if they are bf16. bias: [n], fp32 or of the
+  // type of c, added to every row of c; empty for none.
   virtual void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
                              ConstValues bias, Values c) = 0;
 

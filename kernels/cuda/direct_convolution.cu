@@ -92,8 +92,7 @@ __global__ void __launch_bounds__(kThreads)
         if (column < 0) continue;
         const T* const from =
             dy + ((at.image * v.out_height + row) * v.out_width + column) * d.out_channels + first;
-        const T* const weights =
-            w + (first * channels + channel) * taps + p * v.kernel_width + q;
+        const T* const weights = w + (first * channels + channel) * taps + p * v.kernel_width + q;
         for (int64_t o = 0; o < outputs; ++o) {
           sum += ToFloat(from[o]) * ToFloat(weights[o * channels * taps]);
         }

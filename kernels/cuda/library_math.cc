@@ -78,8 +78,8 @@ class LibraryMath final : public DenseMath {
   absl::Status Start(const CublasLtApi& cublas);
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
-  void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
-                     ConstValues bias, Values c) override {
+  void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b, ConstValues bias,
+                     Values c) override {
     products_->Multiply(dims, tf32_, a, b, bias, c);
   }
   void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
@@ -156,11 +156,10 @@ absl::Status LibraryMath::Start(const CublasLtApi& cublas) {
   const cudnnStatus_t status = cudnn_.create(&target_.handle);
   if (status == CUDNN_STATUS_SUCCESS) return absl::OkStatus();
   target_.handle = nullptr;
-  return LibraryError(device_, absl::StrCat(CudnnVersion(cudnn_), " does not start"),
-                      cudnn_.error_text(status),
-                      status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-                          ? LibraryFault::kOutOfMemory
-                          : LibraryFault::kOther);
+  return LibraryError(
+      device_, absl::StrCat(CudnnVersion(cudnn_), " does not start"), cudnn_.error_text(status),
+      status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ? LibraryFault::kOutOfMemory
+                                                                     : LibraryFault::kOther);
 }
 
 LibraryMath::~LibraryMath() {

@@ -431,8 +431,7 @@ class CudaNorm final : public NormKernels {
     ByTypeAndWidth(x.type(), dims.channels, {x.data()}, [&](auto zero, auto group) {
       const MomentTerms terms(Data<decltype(zero)>(x));
       LaunchColumnSums<decltype(group)::value>(
-          cuda_.device, cuda_.scratch, "batch norm's sums", terms, dims.rows,
-          dims.channels,
+          cuda_.device, cuda_.scratch, "batch norm's sums", terms, dims.rows, dims.channels,
           ColumnResults<double>{.first = sums.data(), .second = sums.data() + dims.channels});
     });
   }
@@ -567,8 +566,7 @@ class CudaNorm final : public NormKernels {
           const ParameterTerms terms(Data<T>(x), Data<T>(dy), mean.data(), inverse.data());
           LaunchColumnSums<kGroup>(
               cuda_.device, cuda_.scratch, "parameter gradients of layer norm", terms, dims.rows,
-              dims.channels,
-              ColumnResults<float>{.first = dscale.data(), .second = dshift.data()});
+              dims.channels, ColumnResults<float>{.first = dscale.data(), .second = dshift.data()});
         });
   }
 

@@ -176,7 +176,8 @@ class DataChecker : private ProblemCollector {
     if (pattern.empty() || !names.ok()) return;
     for (int64_t i = 0; i < names->size(); ++i) {
       const std::string path = (*names)[i];
-      if (HasFormatOf(field, path, kTarFormat)) UnitsOf(field, path, kTarBlock, "blocks", kTarFormat);
+      if (HasFormatOf(field, path, kTarFormat))
+        UnitsOf(field, path, kTarBlock, "blocks", kTarFormat);
     }
   }
 

@@ -177,8 +177,8 @@ class Searcher {
           "on every mesh of ", problem_.ranks, " ranks that was considered; unset per_rank, ",
           "increase batch_per_group, or use fewer micro_batches or ranks"));
     }
-    const bool per_rank = unsatisfied.kind == LayerKind::kBatchNorm &&
-                          unsatisfied.settings.batch_norm().per_rank();
+    const bool per_rank =
+        unsatisfied.kind == LayerKind::kBatchNorm && unsatisfied.settings.batch_norm().per_rank();
     return absl::InvalidArgumentError(absl::StrCat(
         "layer '", unsatisfied.name, "' is pinned to ", pin->second,
         ", which cannot be split evenly", per_rank ? ", with more than one value per channel," : "",

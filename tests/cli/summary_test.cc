@@ -326,10 +326,9 @@ TEST(HistoryTableTest, HasTokensAndMetricsIfAVersionHas) {
   commit.mutable_metrics()->set_tokens(4096);
   (*commit.mutable_metrics()->mutable_mean())["gradient_norm"] = 2;
   history.add_entries()->mutable_evaluation()->set_accuracy(0.5);
-  EXPECT_THAT(HistoryTable(history),
-              AllOf(ContainsRegex("RATE +TOKENS +PERPLEXITY +METRICS\n"),
-                    ContainsRegex("0\\.25 +4,096 +1 +gradient_norm 2\n"),
-                    ContainsRegex("0\\.5000( +<none>)+\n")));
+  EXPECT_THAT(HistoryTable(history), AllOf(ContainsRegex("RATE +TOKENS +PERPLEXITY +METRICS\n"),
+                                           ContainsRegex("0\\.25 +4,096 +1 +gradient_norm 2\n"),
+                                           ContainsRegex("0\\.5000( +<none>)+\n")));
 }
 
 TEST(HistoryTableTest, ARoundWithoutALossShowsNone) {

@@ -66,9 +66,9 @@ TEST(LazyNcclTest, OneRankNeedsNoNccl) {
   ASSERT_TRUE(alone.ok()) << alone.status();
   EXPECT_EQ((*alone)->init, nullptr);
   const auto group = nccl.ForGroup(4);
-  EXPECT_THAT(std::string(group.status().message()),
-              AllOf(StartsWith("a group of 4 ranks on GPUs needs NCCL: "),
-                    HasSubstr("/no such folder")));
+  EXPECT_THAT(
+      std::string(group.status().message()),
+      AllOf(StartsWith("a group of 4 ranks on GPUs needs NCCL: "), HasSubstr("/no such folder")));
 }
 
 TEST(LazyNcclTest, IsLoadedOnceForAGroup) {

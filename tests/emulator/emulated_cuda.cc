@@ -220,8 +220,8 @@ cudaError_t EmulatedCuda::Enter(const char* function, LaterError* later) {
 cudaError_t EmulatedCuda::LastError() {
   calls_.Enter("last_error");
   ThreadState& state = thread_state();
-  // The error of a device that failed is sticky, but only once a call of this table has returned it:
-  // before, only a library, which has a runtime of its own, may have received it.
+  // The error of a device that failed is sticky, but only once a call of this table has returned
+  // it: before, only a library, which has a runtime of its own, may have received it.
   if (state.last_error == ErrorOf(state.device)) return state.last_error;
   return std::exchange(state.last_error, cudaSuccess);
 }

@@ -158,8 +158,8 @@ class EmulatedCuda {
   // Counts a call of an emulated library by its name; calls of operations, but not the making of
   // plans, also as "library". True if the call must return an error, which FailNext injects.
   bool LibraryFails(absl::string_view operation) {
-    const bool any = !absl::StartsWith(operation, "plan of ") &&
-                     calls_.Enter("library") != cudaSuccess;
+    const bool any =
+        !absl::StartsWith(operation, "plan of ") && calls_.Enter("library") != cudaSuccess;
     return calls_.Enter(operation) != cudaSuccess || any;
   }
 

@@ -148,8 +148,8 @@ class EmulatedMath final : public DenseMath {
   std::string versions() const override { return "emulated"; }
   DenseMathCounters counters() const override { return counters_; }
 
-  void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
-                     ConstValues bias, Values c) override {
+  void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b, ConstValues bias,
+                     Values c) override {
     CHECK_LE(dims.batch, kMaxProducts);
     CHECK(a.type() == b.type());
     CHECK(c.type() == a.type() || c.type() == DType::kFloat32);
@@ -223,10 +223,8 @@ class EmulatedMath final : public DenseMath {
                               Values dqkv) override {
     CHECK(HasFusedAttention(dims, qkv.type()) && dqkv.type() == qkv.type());
     CHECK(context.size() == dcontext.size() && context.type() == dcontext.type());
-    const Operands inputs = {{"qkv", qkv},
-                             {"context", context},
-                             {"dcontext", dcontext},
-                             {"statistics", statistics}};
+    const Operands inputs = {
+        {"qkv", qkv}, {"context", context}, {"dcontext", dcontext}, {"statistics", statistics}};
     Do("attention, backward", dims, inputs, {{"dqkv", dqkv}}, [=] {
       const Floats in = Read(qkv);
       const auto reference = MakeReferenceBackend();

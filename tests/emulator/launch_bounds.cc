@@ -28,7 +28,7 @@ unsigned LaunchBound(const void* kernel) {
   uintptr_t area = 0;
   for (const uintptr_t* next = __start___patchable_function_entries;
        next != __stop___patchable_function_entries; ++next) {
-    if (*next < entry && *next > area) area = *next;
+    if (*next<entry&& * next> area) area = *next;
   }
   // The area belongs to another function unless it extends to this one.
   if (area == 0 || entry - area > kMaxThreads) return kMaxThreads;

@@ -112,12 +112,23 @@ inline void PrintTo(const PlanCase& c, std::ostream* out) { *out << CaseName(c);
 
 // Cheapest first, as measured on the emulated device.
 inline const std::vector<PlanCase>& AllPlanCases() {
-  static const auto* const cases = new std::vector<PlanCase>{
-      {"lenet", 1, 0},          {"resnet18", 1, 1}, {"lenet", 2, 4, true}, {"gpt", 1, 0},
-      {"resnet18", 2, 2, true}, {"alexnet", 2, 4},  {"vgg16", 2, 2},       {"resnet18", 2, 4},
-      {"gpt", 4, 2, true},      {"lenet", 2, 0},    {"alexnet", 4, 4},     {"resnet18", 4, 4},
-      {"resnet50", 4, 2},       {"gpt", 2, 0},      {"lenet", 4, 0},       {"mlp", 4, 0},
-      {"gpt", 4, 0}};
+  static const auto* const cases = new std::vector<PlanCase>{{"lenet", 1, 0},
+                                                             {"resnet18", 1, 1},
+                                                             {"lenet", 2, 4, true},
+                                                             {"gpt", 1, 0},
+                                                             {"resnet18", 2, 2, true},
+                                                             {"alexnet", 2, 4},
+                                                             {"vgg16", 2, 2},
+                                                             {"resnet18", 2, 4},
+                                                             {"gpt", 4, 2, true},
+                                                             {"lenet", 2, 0},
+                                                             {"alexnet", 4, 4},
+                                                             {"resnet18", 4, 4},
+                                                             {"resnet50", 4, 2},
+                                                             {"gpt", 2, 0},
+                                                             {"lenet", 4, 0},
+                                                             {"mlp", 4, 0},
+                                                             {"gpt", 4, 0}};
   return *cases;
 }
 

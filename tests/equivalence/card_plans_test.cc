@@ -24,13 +24,14 @@ using Mode = EmulatedCuda::Mode;
 // Members are destroyed in reverse order.
 struct EmulatedCard {
   explicit EmulatedCard(Mode mode, absl::Duration limit = absl::Minutes(2))
-      : machine(mode), group(
-                           machine.api(),
-                           [this]() -> absl::StatusOr<CardRank> {
-                             EmulatedRank rank = MakeEmulatedRank(machine);
-                             return CardRank{std::move(rank.device), std::move(rank.kernels)};
-                           },
-                           limit) {}
+      : machine(mode),
+        group(
+            machine.api(),
+            [this]() -> absl::StatusOr<CardRank> {
+              EmulatedRank rank = MakeEmulatedRank(machine);
+              return CardRank{std::move(rank.device), std::move(rank.kernels)};
+            },
+            limit) {}
 
   EmulatedCuda machine;
   CardGroup group;
@@ -52,8 +53,7 @@ const auto kName = [](const auto& info) { return CaseName(info.param); };
 INSTANTIATE_TEST_SUITE_P(Zoo, CardPlans,
                          testing::Values(PlanCase{"lenet", 1, 1}, PlanCase{"lenet", 2, 4},
                                          PlanCase{"gpt", 4, 2}, PlanCase{"mlp", 4, 4},
-                                         PlanCase{"resnet18", 2, 1},
-                                         PlanCase{"lenet", 2, 4, true},
+                                         PlanCase{"resnet18", 2, 1}, PlanCase{"lenet", 2, 4, true},
                                          PlanCase{"gpt", 4, 2, true}),
                          kName);
 
@@ -68,9 +68,9 @@ TEST(CardCollectives, NativeEqualOneRank) {
     std::mt19937_64 random(12);
     std::vector<Plan> plans = comparison.Plans(3, 1, random);
     for (Bucket& bucket : plans[0].buckets) bucket.algorithm = Algorithm::kNative;
-    const int64_t before =
-        card.group.nccl().calls("all_reduce") + card.group.nccl().calls("reduce_scatter") +
-        card.group.nccl().calls("reduce");
+    const int64_t before = card.group.nccl().calls("all_reduce") +
+                           card.group.nccl().calls("reduce_scatter") +
+                           card.group.nccl().calls("reduce");
     ExpectEqual(comparison, plans);
     EXPECT_GT(card.group.nccl().calls("all_reduce") + card.group.nccl().calls("reduce_scatter") +
                   card.group.nccl().calls("reduce"),
@@ -89,9 +89,9 @@ TEST(CardPipeline, HasTheSameBitsInEveryOrder) {
                                 v1::Cluster::ALL_FORWARD_FIRST}) {
       EmulatedCard card(mode);
       spec.mutable_cluster()->set_pipeline(pipeline);
-      auto result = card.group.trainer()(
-          spec, *MakePlan(spec, tried.ranks()),
-          {.steps = 3, .batches = RandomBatches(graph, tried.batch, 5)});
+      auto result =
+          card.group.trainer()(spec, *MakePlan(spec, tried.ranks()),
+                               {.steps = 3, .batches = RandomBatches(graph, tried.batch, 5)});
       ASSERT_TRUE(result.ok()) << result.status();
       results.push_back(*std::move(result));
       EXPECT_EQ(results.back().losses, results[0].losses);

@@ -38,9 +38,9 @@ namespace {
 
 absl::StatusOr<CardRank> MakeGpuRank() {
   CardRank rank;
-  CADRE_ASSIGN_OR_RETURN(
-      rank.device, CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{2} << 30,
-                                                    .synchronous = SynchronousGpu()}));
+  CADRE_ASSIGN_OR_RETURN(rank.device,
+                         CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{2} << 30,
+                                                          .synchronous = SynchronousGpu()}));
   CADRE_ASSIGN_OR_RETURN(auto math, MakeLibraryMath(*rank.device, {}));
   rank.kernels = MakeCudaBackend(*rank.device, std::move(math));
   return rank;
@@ -92,13 +92,12 @@ absl::Status RunRank(const RankTask& task) {
     CHECK(made.ok()) << made.status();
     return *std::move(made);
   };
-  Comparison comparison(
-      spec, OneThreadCpu,
-      [&](const v1::RunSpec& of, const v1::Plan& plan, const Training& training) {
-        v1::RunSpec on_devices = of;
-        on_devices.mutable_cluster()->set_device(v1::Cluster::CUDA);
-        return TrainAsRank(on_devices, plan, training, *control, back_end);
-      });
+  Comparison comparison(spec, OneThreadCpu,
+                        [&](const v1::RunSpec& of, const v1::Plan& plan, const Training& training) {
+                          v1::RunSpec on_devices = of;
+                          on_devices.mutable_cluster()->set_device(v1::Cluster::CUDA);
+                          return TrainAsRank(on_devices, plan, training, *control, back_end);
+                        });
   CADRE_ASSIGN_OR_RETURN(const ComparisonResult result, comparison.Run(PlansOf(c, comparison)));
   return result.failures == 0 ? absl::OkStatus() : absl::InternalError(TextOf(result));
 }
@@ -143,8 +142,7 @@ TEST_P(NcclPlans, EqualOneRankOnTheHost) {
 
 INSTANTIATE_TEST_SUITE_P(Zoo, NcclPlans,
                          testing::Values(PlanCase{"lenet", 2, 2}, PlanCase{"gpt", 2, 2},
-                                         PlanCase{"resnet18", 2, 2},
-                                         PlanCase{"lenet", 2, 2, true}),
+                                         PlanCase{"resnet18", 2, 2}, PlanCase{"lenet", 2, 2, true}),
                          kName);
 
 }  // namespace

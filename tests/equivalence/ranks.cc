@@ -122,7 +122,8 @@ class Rank {
     const int64_t size = replica_->EvaluationSamples();
     for (int64_t begin = 0; begin < batch.samples; begin += size) {
       const int64_t end = std::min(begin + size, batch.samples);
-      CADRE_ASSIGN_OR_RETURN(const LossPart part, replica_->network().Evaluate(View(batch, begin, end, 0)));
+      CADRE_ASSIGN_OR_RETURN(const LossPart part,
+                             replica_->network().Evaluate(View(batch, begin, end, 0)));
       result_.evaluation += part;
     }
     return absl::OkStatus();

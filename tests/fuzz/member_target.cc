@@ -39,8 +39,8 @@ v1::MemberMessage Hello(v1::Role role, const std::string& name) {
   return message;
 }
 
-// Far below the size of a stream's queue (coordinator/service/streams.cc), so that no message of a stranger
-// fills the queue of a member.
+// Far below the size of a stream's queue (coordinator/service/streams.cc), so that no message of a
+// stranger fills the queue of a member.
 constexpr size_t kMaxMessages = 16;
 
 // The number of messages to each member so far.

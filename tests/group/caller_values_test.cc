@@ -177,9 +177,10 @@ TEST(CallerValuesTest, SharedValuesMustBeEqual) {
   EXPECT_THAT(DifferencesAfter(3, [](auto&, int) {}), Each(""));
   // Rank 0 owns the first element, rank 2 the other one.
   for (const int element : {0, 5}) {
-    EXPECT_THAT(DifferencesAfter(3, [element](auto& values, int rank) {
-                  if (rank == 2) values[element] = 1;
-                }),
+    EXPECT_THAT(DifferencesAfter(3,
+                                 [element](auto& values, int rank) {
+                                   if (rank == 2) values[element] = 1;
+                                 }),
                 Each(HasSubstr("parameter 'w' has other values on rank 2 than on rank 0")));
   }
   EXPECT_THAT(DifferencesAfter(3, [](auto& values, int rank) { values[7] = rank; }), Each(""))

@@ -36,8 +36,8 @@ Floats Backward(Backend& kernels, Activation kind, const Floats& x, const Floats
 }
 
 using ElementwiseTest = BackEndTest;
-INSTANTIATE_TEST_SUITE_P(BackEnds, ElementwiseTest,
-                         ::testing::ValuesIn(BackEndsOfEverySize()), NameOf);
+INSTANTIATE_TEST_SUITE_P(BackEnds, ElementwiseTest, ::testing::ValuesIn(BackEndsOfEverySize()),
+                         NameOf);
 
 TEST_P(ElementwiseTest, ReluForward) {
   EXPECT_THAT(

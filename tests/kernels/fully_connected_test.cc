@@ -14,8 +14,8 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 
 using FullyConnectedTest = BackEndTest;
-INSTANTIATE_TEST_SUITE_P(BackEnds, FullyConnectedTest,
-                         ::testing::ValuesIn(BackEndsOfEverySize()), NameOf);
+INSTANTIATE_TEST_SUITE_P(BackEnds, FullyConnectedTest, ::testing::ValuesIn(BackEndsOfEverySize()),
+                         NameOf);
 
 TEST_P(FullyConnectedTest, KnownAnswer) {
   const LayerOutputs out =

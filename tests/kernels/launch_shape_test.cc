@@ -26,9 +26,8 @@ class LaunchShapeTest : public ::testing::Test {
     return int64_t{grid.x} * grid.y * grid.z;
   }
 
-  EmulatedRank rank_ = MakeEmulatedRank({.precision = Precision::kBf16,
-                                         .memory = size_t{4} << 30,
-                                         .processors = kH100Processors});
+  EmulatedRank rank_ = MakeEmulatedRank(
+      {.precision = Precision::kBf16, .memory = size_t{4} << 30, .processors = kH100Processors});
 };
 
 // The batch norms of ResNet-50, with and without ReLU, in bf16.

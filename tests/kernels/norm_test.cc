@@ -51,8 +51,8 @@ BatchNormOutputs RunBatchNorm(Backend& kernels, const RowsDims& dims, const Floa
                        .dshift = Garbage(dims.channels)};
   kernels.norm().BatchNormForward(dims, x, s.mean, s.inverse, scale, shift, {}, {}, out.y);
   Doubles sums(2 * dims.channels, NAN);
-  kernels.norm().BatchNormBackwardSums(dims, x, dy, {}, {}, s.mean, s.inverse, {}, sums,
-                                       out.dscale, out.dshift);
+  kernels.norm().BatchNormBackwardSums(dims, x, dy, {}, {}, s.mean, s.inverse, {}, sums, out.dscale,
+                                       out.dshift);
   kernels.norm().BatchNormBackward(dims, x, dy, {}, s.mean, s.inverse, scale, dims.rows, sums,
                                    out.dx);
   return out;

@@ -149,8 +149,8 @@ PoolingDims Pooling(PoolKind kind, int64_t batch, int64_t channels, const Window
 }
 
 std::vector<ConvolutionDims> UnusualConvolutions() {
-  const auto oblong = [](int64_t height, int64_t width, int64_t kernel_height,
-                         int64_t kernel_width, int64_t stride, int64_t pad_top, int64_t pad_left) {
+  const auto oblong = [](int64_t height, int64_t width, int64_t kernel_height, int64_t kernel_width,
+                         int64_t stride, int64_t pad_top, int64_t pad_left) {
     return WindowDims{.in_height = height,
                       .in_width = width,
                       .kernel_height = kernel_height,

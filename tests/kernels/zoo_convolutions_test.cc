@@ -74,8 +74,7 @@ class NotedConvolutions final : public WindowKernels {
   void GlobalAveragePoolForward(int64_t, int64_t, int64_t, int64_t, ConstValues, Values) override {
     FAIL();
   }
-  void GlobalAveragePoolBackward(int64_t, int64_t, int64_t, int64_t, ConstValues,
-                                 Values) override {
+  void GlobalAveragePoolBackward(int64_t, int64_t, int64_t, int64_t, ConstValues, Values) override {
     FAIL();
   }
 
@@ -88,12 +87,11 @@ class NotedConvolutions final : public WindowKernels {
     if (sizes.x == 0 || sizes.w == 0 || sizes.y == 0) return;
     const ConvolutionShape shape = ShapeOf(dims);
     if (shape.windows_miss_image) return;
-    ConvolutionKey key{
-        .dims = dims,
-        .pass = pass,
-        .type = image.type(),
-        .tf32 = tf32_,
-        .alignment = CommonAlignment(image.data(), nullptr, outputs.data())};
+    ConvolutionKey key{.dims = dims,
+                       .pass = pass,
+                       .type = image.type(),
+                       .tf32 = tf32_,
+                       .alignment = CommonAlignment(image.data(), nullptr, outputs.data())};
     keys_.insert(key);
     // Weights in our order are read at any address within their bucket.
     if (shape.reorders_weights || pass == ConvolutionPass::kBackwardWeights) return;
@@ -227,8 +225,7 @@ class RankConvolutions {
     const PassContext pass{.training = true};
     if (op.kind == TapeOpKind::kBackward) return made->Backward(pass, tensors);
     if (halo == nullptr) return made->Forward(pass, tensors);
-    absl::Status status =
-        made->halo_parts()->ForwardInterior(memory_.Buffer(halo->x[0]), tensors);
+    absl::Status status = made->halo_parts()->ForwardInterior(memory_.Buffer(halo->x[0]), tensors);
     status.Update(made->halo_parts()->ForwardBorder(tensors));
     return status;
   }
@@ -294,8 +291,8 @@ TEST_P(ZooConvolutionsTest, EveryConvolutionIsPlannedOrLeftToTheFallback) {
     std::cout << "no plan " << ++missing << ": " << plan.status().message() << std::endl;
   }
   const int64_t asymmetric = std::count_if(keys.begin(), keys.end(), IsAsymmetric);
-  std::cout << ::testing::PrintToString(GetParam()) << ": " << planned << " plans ("
-            << alone.size() << " keys of one rank, " << asymmetric
+  std::cout << ::testing::PrintToString(GetParam()) << ": " << planned << " plans (" << alone.size()
+            << " keys of one rank, " << asymmetric
             << " with different padding at the top and at the bottom), " << missing
             << " left to the fallback" << std::endl;
   EXPECT_GT(planned, 0);

@@ -294,8 +294,8 @@ TEST_F(RankProtocolTest, OverlapEndsWithTheRun) {
   EXPECT_FALSE(last.background);
 }
 
-// Others have gone on while this group trained ahead of the boundary: it adopts a version beyond the
-// next one.
+// Others have gone on while this group trained ahead of the boundary: it adopts a version beyond
+// the next one.
 TEST_F(RankProtocolTest, StepsBeyondTheNextBoundaryCount) {
   assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(3);
   Expect<P::Train>(StartTo(24, /*total=*/29));

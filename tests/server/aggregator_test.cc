@@ -117,8 +117,8 @@ TEST_F(AggregatorTest, ReportsAVersionThatCannotBeArchived) {
   Start();
   Open();
   // A contribution cannot be renamed to it.
-  std::filesystem::create_directories(
-      std::filesystem::path(folder_.path()) / run_.run / "archived-stage-1-0-1-0");
+  std::filesystem::create_directories(std::filesystem::path(folder_.path()) / run_.run /
+                                      "archived-stage-1-0-1-0");
   ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
   EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
   v1::Heartbeat heartbeat;
@@ -126,9 +126,9 @@ TEST_F(AggregatorTest, ReportsAVersionThatCannotBeArchived) {
     heartbeat = coordinator_->Receive(v1::MemberMessage::kHeartbeat).heartbeat();
   }
   EXPECT_EQ(heartbeat.warnings(0).run(), run_.run);
-  EXPECT_THAT(heartbeat.warnings(0).text(),
-              AllOf(HasSubstr("the run can only be replayed to version 0: "),
-                    HasSubstr("Is a directory")));
+  EXPECT_THAT(
+      heartbeat.warnings(0).text(),
+      AllOf(HasSubstr("the run can only be replayed to version 0: "), HasSubstr("Is a directory")));
   Metrics metrics;
   aggregator_->Collect(metrics);
   EXPECT_THAT(metrics.Text(), HasSubstr("\ncadre_archives_incomplete 1\n"));

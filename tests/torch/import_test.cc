@@ -132,8 +132,8 @@ std::vector<float> LogProbabilities(Single& single, const WholeBatch& batch, int
     const std::vector<int32_t> all(labels, label);
     const auto loss =
         replica.network().Evaluate({.samples = 1,
-                          .inputs = std::span(batch.inputs).subspan(sample * per, per),
-                          .labels = all});
+                                    .inputs = std::span(batch.inputs).subspan(sample * per, per),
+                                    .labels = all});
     CHECK(loss.ok()) << loss.status();
     values.push_back(-loss->loss / labels);
   }

@@ -87,9 +87,9 @@ bool IsJpegName(absl::string_view name) {
 }
 
 bool IsOtherImageName(absl::string_view name) {
-  return EndsWithOneOf(name, {".png", ".apng", ".webp", ".gif",  ".bmp",  ".tif",
-                              ".tiff", ".ppm", ".pgm",  ".pbm",  ".pnm",  ".jp2",
-                              ".j2k",  ".jxl", ".avif", ".heic", ".heif", ".tga"});
+  return EndsWithOneOf(
+      name, {".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
+             ".pnm", ".jp2", ".j2k", ".jxl", ".avif", ".heic", ".heif", ".tga"});
 }
 
 std::string EntryKind(absl::string_view path) {

@@ -23,8 +23,8 @@
 // or replayed depends on facts of one rank: its observers and traces, whether its memory moved,
 // whether a capture failed. Ranks of a group would have to agree, for example by a flag added to
 // the sum of the loss, with which each step learns whether all ranks can capture or replay the next
-// one. If a capture fails, it is counted, its reason is kept for the status, and no other capture is
-// tried.
+// one. If a capture fails, it is counted, its reason is kept for the status, and no other capture
+// is tried.
 #include "worker/train/step_recorder.h"
 
 #include <algorithm>

@@ -26,10 +26,9 @@ std::string Head(const std::string& image) {
 TEST(ImportMessages, PaddingOutOfRange) {
   for (const std::vector<int64_t>& pads :
        {std::vector<int64_t>{-1, -1, -1, -1}, {0, 0, 0}, {1 << 21, 0, 1 << 21, 0}}) {
-    const std::string error =
-        ErrorOf(Import({2, 3, 8, 8}, absl::StrCat(Weight("w", {6, 3, 3, 3}),
-                                                  Node("Conv x w -> y", Ints("pads", pads)),
-                                                  Head("y"))));
+    const std::string error = ErrorOf(
+        Import({2, 3, 8, 8}, absl::StrCat(Weight("w", {6, 3, 3, 3}),
+                                          Node("Conv x w -> y", Ints("pads", pads)), Head("y"))));
     EXPECT_THAT(error, AllOf(HasSubstr("operator Conv of node 'y_node': its attribute pads is ["),
                              HasSubstr("it must be four numbers from 0 to 1048576"),
                              Not(HasSubstr("opposite"))));
@@ -39,9 +38,8 @@ TEST(ImportMessages, PaddingOutOfRange) {
 TEST(ImportMessages, RearrangedImageNamesTheOperator) {
   const std::string convolution =
       absl::StrCat(Weight("w", {6, 3, 1, 1}), Node("Conv t w -> y"), Head("y"));
-  const std::string error =
-      ErrorOf(Import({2, 8, 8, 3}, Node("Transpose x -> t", Ints("perm", {0, 3, 1, 2})) +
-                                       convolution));
+  const std::string error = ErrorOf(
+      Import({2, 8, 8, 3}, Node("Transpose x -> t", Ints("perm", {0, 3, 1, 2})) + convolution));
   EXPECT_THAT(error,
               AllOf(HasSubstr("operator Conv of node 'y_node': its input is the input of the graph "
                               "with the extents [2, 3, 8, 8], of which the elements are rearranged "
@@ -52,21 +50,20 @@ TEST(ImportMessages, RearrangedImageNamesTheOperator) {
 
 // The result of a layer is one value, with or without its bias.
 TEST(ImportMessages, ResultWithAndWithoutABias) {
-  const std::string convolution = ErrorOf(
-      Import({2, 3, 8, 8}, absl::StrCat(Weight("w", {6, 3, 1, 1}), Weight("b", {1, 6, 1, 1}),
-                                        Node("Conv x w -> c"), Node("Add c b -> biased"),
-                                        Node("Relu biased -> r"), Node("Add r c -> y"),
-                                        Head("y"))));
+  const std::string convolution = ErrorOf(Import(
+      {2, 3, 8, 8}, absl::StrCat(Weight("w", {6, 3, 1, 1}), Weight("b", {1, 6, 1, 1}),
+                                 Node("Conv x w -> c"), Node("Add c b -> biased"),
+                                 Node("Relu biased -> r"), Node("Add r c -> y"), Head("y"))));
   EXPECT_THAT(convolution,
               AllOf(HasSubstr("operator Add of node 'biased_node' adds a bias to the result of "
                               "operator Conv of node 'c_node'"),
                     HasSubstr("without the bias"), Not(HasSubstr("optimize=False"))));
   const std::string product = ErrorOf(Import(
-      {2, 6, 1, 1}, absl::StrCat(Node("Flatten x -> f"), Weight("w", {6, 6}), Weight("b", {6}),
-                                 Node("MatMul f w -> m"), Node("Add m b -> biased"),
-                                 Node("Relu biased -> r"), Node("Add r m -> y"),
-                                 Weight("head.weight", {4, 6}),
-                                 Node("Gemm y head.weight -> out", Int("transB", 1)))));
+      {2, 6, 1, 1},
+      absl::StrCat(Node("Flatten x -> f"), Weight("w", {6, 6}), Weight("b", {6}),
+                   Node("MatMul f w -> m"), Node("Add m b -> biased"), Node("Relu biased -> r"),
+                   Node("Add r m -> y"), Weight("head.weight", {4, 6}),
+                   Node("Gemm y head.weight -> out", Int("transB", 1)))));
   EXPECT_THAT(product, HasSubstr("operator Add of node 'biased_node' adds a bias to the result of "
                                  "operator MatMul of node 'm_node'"));
 }

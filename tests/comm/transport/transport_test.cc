@@ -1,6 +1,6 @@
 // The contract of transport.h, over every kind of link.
-#include "comm/transport/suspects.h"
 #include "comm/transport/transport.h"
+#include "comm/transport/suspects.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -32,8 +32,7 @@ TEST_F(MachineDataTest, DataThatAreLeftOutAreAWarning) {
   const std::string run = SubmitTo(1, 4, MakeSpec(2, 2, 5, 20));
   const std::string warning = "files that are not used: of the training data: .png (3)";
   EXPECT_THAT(cluster_.RunStatus(run).warnings(), ElementsAre(warning));
-  EXPECT_THAT(Warnings(), ElementsAre(warning))
-      << "once, though four ranks report it";
+  EXPECT_THAT(Warnings(), ElementsAre(warning)) << "once, though four ranks report it";
 }
 
 TEST_F(MachineDataTest, NothingIsLeftOut) {

@@ -72,9 +72,9 @@ TEST_F(IdenticalBatchesTest, ContributionsOfOthersAreNotJudged) {
 }
 
 TEST_F(IdenticalBatchesTest, EqualLossesInFourRounds) {
-  EXPECT_THAT(CommitAll({RoundOf({1, 3, 3}), RoundOf({1, 2, 2}), RoundOf({3, 2, 2}),
-                         RoundOf({4, 1, 1})}),
-              ElementsAre(1, 2));
+  EXPECT_THAT(
+      CommitAll({RoundOf({1, 3, 3}), RoundOf({1, 2, 2}), RoundOf({3, 2, 2}), RoundOf({4, 1, 1})}),
+      ElementsAre(1, 2));
 }
 
 TEST_F(IdenticalBatchesTest, EqualLossesWithAnotherRoundBetweenThem) {

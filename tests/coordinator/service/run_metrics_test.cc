@@ -29,10 +29,10 @@ TEST_F(RunMetricsTest, TokensAndMetricsOfARun) {
   spec.mutable_model()->clear_input();
   spec.mutable_model()->mutable_tokens()->set_length(4);
   const std::string run = SubmitTo(1, 1, spec);
-  EXPECT_THAT(Scrape(), AllOf(HasSubstr("cadre_run_version{run=\"run-1-test\"} 0\n"),
-                              Not(HasSubstr("cadre_run_loss")), Not(HasSubstr("cadre_run_token")),
-                              Not(HasSubstr("cadre_run_perplexity")),
-                              Not(HasSubstr("cadre_run_metric"))));
+  EXPECT_THAT(Scrape(),
+              AllOf(HasSubstr("cadre_run_version{run=\"run-1-test\"} 0\n"),
+                    Not(HasSubstr("cadre_run_loss")), Not(HasSubstr("cadre_run_token")),
+                    Not(HasSubstr("cadre_run_perplexity")), Not(HasSubstr("cadre_run_metric"))));
   cluster_.Run(absl::Seconds(4));
   FakeWorker& lead = cluster_.Lead(run, 0);
   lead.contributed = cluster_.ContributionOf(lead);

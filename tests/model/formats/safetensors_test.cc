@@ -251,8 +251,8 @@ TEST(SafetensorsTest, ValuesAreRoundedToNearest) {
       for (const uint32_t sign : {0U, 0x8000U}) {
         const float low = all[bits | sign];
         const float middle = low + (all[(bits + 1) | sign] - low) / 2;
-        for (const float value : {low, middle, std::nextafter(middle, 0.0F),
-                                  std::nextafter(middle, 2 * middle)}) {
+        for (const float value :
+             {low, middle, std::nextafter(middle, 0.0F), std::nextafter(middle, 2 * middle)}) {
           values.push_back(value);
         }
       }
@@ -283,8 +283,7 @@ TEST(SafetensorsTest, ValuesThatATypeCannotHoldAreRefused) {
   const TemporaryFolder folder;
   const std::vector<NamedShape> tensors = {{"v", Shape({2})}, {"w", Shape({2})}};
   const std::vector<float> values = {1, 65519, 2, -65520};
-  const absl::Status status =
-      WriteSafetensors(folder / "f", tensors, values, {}, FloatType::kF16);
+  const absl::Status status = WriteSafetensors(folder / "f", tensors, values, {}, FloatType::kF16);
   EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("element 1 of tensor 'w' is -65520, which is too large for F16"));

@@ -81,14 +81,14 @@ TEST(SearchTest, AutoBeatsFixedPolicies) {
 
 OwnedProblem NormProblem(int batch, int side, int ranks, int micro_batches = 1) {
   OwnedProblem owned = testing::ProblemOfSpec(
-      testing::SpecOf(absl::StrCat(
-          "model { input { channels: 4 height: ", side, " width: ", side,
-          " } layer { name: 'conv' convolution { out_channels: 8 kernel: 1 } }"
-          " layer { name: 'norm' batch_norm { per_rank: true } }"
-          " layer { name: 'gap' global_average_pool {} }"
-          " layer { name: 'fc' fully_connected { out_features: 10 } }"
-          " layer { name: 'loss' softmax_cross_entropy {} } } batch_per_group: ",
-          batch, " micro_batches: ", micro_batches)),
+      testing::SpecOf(
+          absl::StrCat("model { input { channels: 4 height: ", side, " width: ", side,
+                       " } layer { name: 'conv' convolution { out_channels: 8 kernel: 1 } }"
+                       " layer { name: 'norm' batch_norm { per_rank: true } }"
+                       " layer { name: 'gap' global_average_pool {} }"
+                       " layer { name: 'fc' fully_connected { out_features: 10 } }"
+                       " layer { name: 'loss' softmax_cross_entropy {} } } batch_per_group: ",
+                       batch, " micro_batches: ", micro_batches)),
       ranks);
   owned.problem.micro_batches = micro_batches;
   return owned;
@@ -107,21 +107,20 @@ TEST(SearchTest, NoPlanHasStatisticsOfOneValue) {
   }
   // Micro-batches of one and two samples.
   owned = NormProblem(3, 1, 1, 2);
-  EXPECT_THAT(Search(owned.problem),
-              IsError(kInvalidArgument,
-                               "layer 'norm': batch_norm.per_rank gives a rank one value"));
+  EXPECT_THAT(
+      Search(owned.problem),
+      IsError(kInvalidArgument, "layer 'norm': batch_norm.per_rank gives a rank one value"));
 }
 
 TEST(SearchTest, StrategyAndPinsRespectStatistics) {
   OwnedProblem owned = NormProblem(4, 1, 4);
   owned.problem.strategy = Strategy::kBatch;
   owned.problem.pins.mesh = {{kDataAxis, 4}};
-  EXPECT_THAT(Search(owned.problem),
-              IsError(kInvalidArgument, "layer 'norm': batch_norm"));
+  EXPECT_THAT(Search(owned.problem), IsError(kInvalidArgument, "layer 'norm': batch_norm"));
   owned.problem.strategy = Strategy::kAuto;
   owned.problem.pins = {.layers = {{"norm", "samples"}}};
-  EXPECT_THAT(Search(owned.problem), IsError(kInvalidArgument,
-                                                      "with more than one value per channel"));
+  EXPECT_THAT(Search(owned.problem),
+              IsError(kInvalidArgument, "with more than one value per channel"));
 }
 
 TEST(SearchTest, NoProbedPlanHasStatisticsOfOneValue) {

@@ -119,11 +119,12 @@ TEST_F(LeftOutTest, FormatOfAFileThatIsNoJpegIsNamed) {
                 "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
   const auto train = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
-  EXPECT_THAT(TryGet(**train, 0), IsError(kDataLoss, "it is a Git LFS pointer; fetch the file "
-                                                     "itself with 'git lfs pull'"));
+  EXPECT_THAT(TryGet(**train, 0), IsError(kDataLoss,
+                                          "it is a Git LFS pointer; fetch the file "
+                                          "itself with 'git lfs pull'"));
   folder_.Write("train/a/1.jpg", Jpeg(10).substr(0, 300));
-  EXPECT_THAT(TryGet(**train, 0), AllOf(IsError(kDataLoss, "JPEG: "),
-                                        Not(IsError(kDataLoss, "it is a JPEG"))));
+  EXPECT_THAT(TryGet(**train, 0),
+              AllOf(IsError(kDataLoss, "JPEG: "), Not(IsError(kDataLoss, "it is a JPEG"))));
 }
 
 TEST_F(LeftOutTest, ClassFolderWithoutImagesIsRefused) {

@@ -16,8 +16,8 @@
 namespace cadre {
 namespace {
 
-using testing::OneRank;
 using ::testing::IsSupersetOf;
+using testing::OneRank;
 using ::testing::Pair;
 
 struct Work {

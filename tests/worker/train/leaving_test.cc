@@ -41,31 +41,31 @@ template <typename Leaves>
 v1::Contributed ContributionOf(int ranks, uint32_t agree_steps, const Leaves& leaves) {
   FakeRun run(LeavingSpec());
   v1::Contributed contribution;
-  run.Train(ranks, 1,
-            [&](const v1::Assignment& assignment, RecordingControl& control,
-                std::unique_ptr<Transport> link) {
-              const uint32_t rank = assignment.place().rank();
-              control.steps_before_nudge = 1000;
-              control.start.set_next_step(kPeriod);
-              control.start.set_agree_steps(agree_steps);
-              control.leaving = leaves(rank);
-              const auto kernels = MakeCpuBackend(1);
-              Cancellation cancellation;
-              Counters counters;
-              LinkCache links;
-              TrainerOptions options;
-              options.links = &links;
-              options.connect =
-                  [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
-                return std::move(link);
-              };
-              TrainerOutcome outcome =
-                  TrainAsMember(assignment, *kernels, control, cancellation, counters, options);
-              if (rank == 0 && !control.contributed.empty()) {
-                contribution = control.contributed.front();
-              }
-              return outcome;
-            });
+  run.Train(
+      ranks, 1,
+      [&](const v1::Assignment& assignment, RecordingControl& control,
+          std::unique_ptr<Transport> link) {
+        const uint32_t rank = assignment.place().rank();
+        control.steps_before_nudge = 1000;
+        control.start.set_next_step(kPeriod);
+        control.start.set_agree_steps(agree_steps);
+        control.leaving = leaves(rank);
+        const auto kernels = MakeCpuBackend(1);
+        Cancellation cancellation;
+        Counters counters;
+        LinkCache links;
+        TrainerOptions options;
+        options.links = &links;
+        options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
+          return std::move(link);
+        };
+        TrainerOutcome outcome =
+            TrainAsMember(assignment, *kernels, control, cancellation, counters, options);
+        if (rank == 0 && !control.contributed.empty()) {
+          contribution = control.contributed.front();
+        }
+        return outcome;
+      });
   return contribution;
 }
 
@@ -87,9 +87,8 @@ TEST(LeavingTest, SingleRankFinishesAPeriodThatFits) {
 }
 
 TEST(LeavingTest, RanksStopWhereTheyAgree) {
-  const v1::Contributed contributed = ContributionOf(2, 4, [](uint32_t rank) {
-    return rank == 1 ? Left(absl::ZeroDuration()) : std::nullopt;
-  });
+  const v1::Contributed contributed = ContributionOf(
+      2, 4, [](uint32_t rank) { return rank == 1 ? Left(absl::ZeroDuration()) : std::nullopt; });
   EXPECT_EQ(contributed.step(), 4U);
   EXPECT_EQ(contributed.samples(), 32U);
   EXPECT_TRUE(contributed.leaves());

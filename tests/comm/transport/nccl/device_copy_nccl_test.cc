@@ -107,8 +107,7 @@ class DeviceCopyNcclTest : public ::testing::TestWithParam<Mode> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Modes, DeviceCopyNcclTest,
-                         ::testing::Values(Mode::kInline, Mode::kThreads),
-                         [](const auto& info) {
+                         ::testing::Values(Mode::kInline, Mode::kThreads), [](const auto& info) {
                            return info.param == Mode::kInline ? "Inline" : "Threads";
                          });
 

@@ -191,7 +191,7 @@ ncclResult_t InProcessNccl::UniqueId(ncclUniqueId* id) {
 }
 
 ncclResult_t InProcessNccl::Init(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
-                            ncclConfig_t* config) {
+                                 ncclConfig_t* config) {
   absl::MutexLock lock(&mutex_);
   constexpr unsigned kMagic = 0xCAFEBEEF;
   if (config != nullptr && (config->magic != kMagic || config->size != sizeof(*config))) {
@@ -226,7 +226,7 @@ ncclResult_t InProcessNccl::Init(ncclComm_t* comm, int ranks, ncclUniqueId id, i
 }
 
 ncclResult_t InProcessNccl::SplitComm(ncclComm_t comm, int color, int key, ncclComm_t* made,
-                                 ncclConfig_t* config) {
+                                      ncclConfig_t* config) {
   absl::MutexLock lock(&mutex_);
   const Member parent = Find(comm);
   if (parent == nullptr || color < NCCL_SPLIT_NOCOLOR) return ncclInvalidArgument;

@@ -175,24 +175,24 @@ ncclResult_t InProcessNccl::SubmitAll(std::vector<Pending> pending) {
 }
 
 ncclResult_t InProcessNccl::Send(const void* from, size_t count, ncclDataType_t type, int peer,
-                            ncclComm_t comm, cudaStream_t stream) {
+                                 ncclComm_t comm, cudaStream_t stream) {
   return Add({.verb = Verb::kSend, .from = from, .count = count, .type = type, .peer = peer}, comm,
              stream);
 }
 
 ncclResult_t InProcessNccl::Receive(void* to, size_t count, ncclDataType_t type, int peer,
-                               ncclComm_t comm, cudaStream_t stream) {
+                                    ncclComm_t comm, cudaStream_t stream) {
   return Add({.verb = Verb::kReceive, .to = to, .count = count, .type = type, .peer = peer}, comm,
              stream);
 }
 
 ncclResult_t InProcessNccl::AllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
-                                 ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+                                      ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   return Add({Verb::kAllReduce, from, to, count, type, op}, comm, stream);
 }
 
 ncclResult_t InProcessNccl::Reduce(const void* from, void* to, size_t count, ncclDataType_t type,
-                              ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+                                   ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
   return Add({Verb::kReduce, from, to, count, type, op, root}, comm, stream);
 }
 
@@ -203,12 +203,12 @@ ncclResult_t InProcessNccl::ReduceScatter(const void* from, void* to, size_t cou
 }
 
 ncclResult_t InProcessNccl::AllGather(const void* from, void* to, size_t count, ncclDataType_t type,
-                                 ncclComm_t comm, cudaStream_t stream) {
+                                      ncclComm_t comm, cudaStream_t stream) {
   return Add({Verb::kAllGather, from, to, count, type}, comm, stream);
 }
 
 ncclResult_t InProcessNccl::Broadcast(const void* from, void* to, size_t count, ncclDataType_t type,
-                                 int root, ncclComm_t comm, cudaStream_t stream) {
+                                      int root, ncclComm_t comm, cudaStream_t stream) {
   return Add({Verb::kBroadcast, from, to, count, type, ncclSum, root}, comm, stream);
 }
 
@@ -227,7 +227,7 @@ bool InProcessNccl::Await(const Communicator& member, const Operation& operation
       LOG(WARNING) << member.clique->name << ": " << what;
     } else if (!absent().empty()) {
       Fail(*member.clique, ncclSystemError,
-            absl::StrCat(what, " after ", absl::FormatDuration(options_.limit)));
+           absl::StrCat(what, " after ", absl::FormatDuration(options_.limit)));
     }
   }
   --waiting_;
@@ -262,7 +262,7 @@ bool InProcessNccl::Check(const Member& member, const Operation& operation,
                           const absl::Status& status) {
   if (status.ok()) return true;
   Fail(member, ncclUnhandledCudaError,
-        absl::StrCat(Describe(operation, member->rank), ": ", status.message()));
+       absl::StrCat(Describe(operation, member->rank), ": ", status.message()));
   return false;
 }
 
@@ -377,8 +377,7 @@ bool InProcessNccl::Meet(const Member& member, const Operation& operation, Meeti
   const int ranks = member->clique->size;
   {
     absl::MutexLock lock(&mutex_);
-    const bool came =
-        Await(*member, operation, [&] { return Absent(meeting.arrived, ranks); });
+    const bool came = Await(*member, operation, [&] { return Absent(meeting.arrived, ranks); });
     if (!came || !member->clique->failure.empty()) return false;
   }
   // The offers do not change any more.
@@ -395,8 +394,8 @@ bool InProcessNccl::Meet(const Member& member, const Operation& operation, Meeti
   return true;
 }
 
-bool InProcessNccl::AwaitReaders(const Member& member, const Operation& operation,
-                                 Message* message, Meeting* meeting, cudaStream_t stream) {
+bool InProcessNccl::AwaitReaders(const Member& member, const Operation& operation, Message* message,
+                                 Meeting* meeting, cudaStream_t stream) {
   const int ranks = member->clique->size;
   std::vector<MarkPtr> marks;
   {
