@@ -42,7 +42,7 @@ test_library_packages=(libgtest-dev libgmock-dev)
 test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonschema python3-matplotlib shellcheck
   chromium chromium-driver prometheus systemd
   iproute2 nftables tinyproxy-bin
-  clang-16 libomp-16-dev)
+  clang-format-14 clang-16 libomp-16-dev)
 
 # These are only needed for comparisons in benchmarks.
 bench_packages=(libgloo-dev)
