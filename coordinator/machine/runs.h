@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "coordinator/events/options.h"
 #include "coordinator/run/run.h"
+#include "coordinator/run/run_context.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/records.pb.h"
 

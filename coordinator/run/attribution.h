@@ -16,6 +16,7 @@
 #include "coordinator/events/deadlines.h"
 #include "coordinator/run/data_sizes.h"
 #include "coordinator/run/round.h"
+#include "coordinator/run/run_context.h"
 #include "coordinator/run/run_failures.h"
 #include "coordinator/run/run_groups.h"
 #include "coordinator/run/run_rounds.h"

@@ -38,13 +38,11 @@ bool RefuseReport(const Member& member, const Report& report, Cluster& cluster) 
 }  // namespace
 
 Run::Run(const v1::RunRecord& record, const RunContext& context)
-    : RunView(context, {.stored = stored_,
-                        .history = history_,
-                        .slots = slots_,
-                        .evaluation = evaluation_,
-                        .rounds = rounds_,
-                        .aggregators = aggregators_,
-                        .stale = stale_}),
+    : RunWithStatus(stored_, history_, slots_, context,
+                    {.evaluation = evaluation_,
+                     .rounds = rounds_,
+                     .aggregators = aggregators_,
+                     .stale = stale_}),
       cluster_(context.cluster),
       stored_(record, cluster_),
       history_(record.run(), context.options.keep_history),

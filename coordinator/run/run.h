@@ -12,7 +12,8 @@
 //   attribution     who caused a failure, and what follows; stalls
 //   data_agreement  the data, by the numbers of samples that hosts see
 //   stale_record    a record that is older than the values on the aggregators
-//   run_view        what the parts and the state machine see; the status
+//   run_view        what the parts see of one another
+//   run_status      what the state machine sees
 //
 // Each part may use those above it. Pure and thread-compatible.
 #pragma once
@@ -34,10 +35,11 @@
 #include "coordinator/run/data_agreement.h"
 #include "coordinator/run/data_sizes.h"
 #include "coordinator/run/history.h"
+#include "coordinator/run/run_context.h"
 #include "coordinator/run/run_evaluation.h"
 #include "coordinator/run/run_groups.h"
 #include "coordinator/run/run_rounds.h"
-#include "coordinator/run/run_view.h"
+#include "coordinator/run/run_status.h"
 #include "coordinator/run/slots.h"
 #include "coordinator/run/stale_record.h"
 #include "coordinator/run/stored_run.h"
@@ -48,7 +50,7 @@
 
 namespace cadre {
 
-class Run : public RunView {
+class Run final : public RunWithStatus {
  public:
   // The context must outlive the run.
   Run(const v1::RunRecord& record, const RunContext& context);

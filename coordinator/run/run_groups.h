@@ -21,6 +21,7 @@
 #include "coordinator/run/formation.h"
 #include "coordinator/run/group_planner.h"
 #include "coordinator/run/round.h"
+#include "coordinator/run/run_context.h"
 #include "coordinator/run/run_evaluation.h"
 #include "coordinator/run/run_rounds.h"
 #include "coordinator/run/run_view.h"

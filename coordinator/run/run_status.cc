@@ -1,9 +1,4 @@
-// The status of a run and of its groups.
-//
-// The status is computed from the state for every request; only reports of the members are stored
-// for it. All times are by the coordinator's clock. Values that a restart loses (progress,
-// heartbeats, measured step times) are absent until the members have sent them again.
-#include "coordinator/run/run_view.h"
+#include "coordinator/run/run_status.h"
 
 #include <algorithm>
 #include <cmath>
@@ -145,7 +140,7 @@ std::string DisconnectedRanks(const Membership& members, const Slot& slot) {
 
 }  // namespace
 
-v1::RunStatus RunView::Status(absl::Time now) const {
+v1::RunStatus RunWithStatus::Status(absl::Time now) const {
   const v1::RunRecord& record = this->record();
   v1::RunStatus status;
   status.set_run(record.run());
@@ -189,7 +184,7 @@ v1::RunStatus RunView::Status(absl::Time now) const {
   return status;
 }
 
-v1::GroupStatus RunView::StatusOf(const Slot& slot, bool details) const {
+v1::GroupStatus RunWithStatus::StatusOf(const Slot& slot, bool details) const {
   v1::GroupStatus status;
   const v1::GroupRecord& record = slot.record();
   status.set_run(id());
@@ -242,7 +237,7 @@ v1::GroupStatus RunView::StatusOf(const Slot& slot, bool details) const {
   return status;
 }
 
-void RunView::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
+void RunWithStatus::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
   if (!live()) return;
   for (int i = 0; i < shards().size(); ++i) {
     if (!shards().Owns(aggregator.record.name(), i)) continue;
@@ -255,13 +250,13 @@ void RunView::FillShards(const Member& aggregator, v1::AggregatorStatus& status)
   }
 }
 
-std::string RunView::WaitReason() const {
+std::string RunWithStatus::WaitReason() const {
   const std::optional<std::string> reason = WaitReasonBesideWorkers();
   return reason.has_value() ? *reason : MissingWorkers();
 }
 
 // Returns the first reason that applies, in the order in which a run needs its members.
-std::optional<std::string> RunView::WaitReasonBesideWorkers() const {
+std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
   if (behind()) {
     return absl::StrCat("its record is older than the values of its aggregators, and is rebuilt: ",
                         parts_.stale.problem());
@@ -321,7 +316,7 @@ std::optional<std::string> RunView::WaitReasonBesideWorkers() const {
 }
 
 // It visits all idle workers, so it is called for a status, but not for every event.
-std::string RunView::IncompletePrograms() const {
+std::string RunWithStatus::IncompletePrograms() const {
   std::set<absl::string_view> seen;
   std::vector<std::string> incomplete;
   for (const std::string& id : cluster_.members().idle()) {
@@ -338,7 +333,7 @@ std::string RunView::IncompletePrograms() const {
   return absl::StrJoin(incomplete, "; ");
 }
 
-std::string RunView::MissingWorkers() const {
+std::string RunWithStatus::MissingWorkers() const {
   const std::string incomplete = IncompletePrograms();
   if (incomplete.empty() && !record().reason().empty()) {  // of OnLoopEnded
     const uint32_t total = TotalSteps(record());
@@ -353,7 +348,7 @@ std::string RunView::MissingWorkers() const {
   return incomplete.empty() ? workers : absl::StrCat(workers, "; ", incomplete);
 }
 
-std::string RunView::MissingNativeWorkers() const {
+std::string RunWithStatus::MissingNativeWorkers() const {
   const uint32_t ranks = RanksPerGroup(spec());
   const v1::RunSpec::Precision precision = spec().precision();
   // Idle workers that support the precision.
@@ -378,23 +373,6 @@ std::string RunView::MissingNativeWorkers() const {
   return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers", kind, supporting,
                       "; idle: ", cuda, " with CUDA devices, ", cpu, " with CPUs",
                       cluster_.ExcludedWorkers());
-}
-
-v1::CoordinatorMessage RunView::RunEnded(bool done, absl::string_view reason) const {
-  v1::CoordinatorMessage message;
-  v1::RunEnded& ended = *message.mutable_run_ended();
-  ended.set_run(id());
-  ended.set_done(done);
-  ended.set_reason(std::string(reason));
-  ended.set_version(record().version());
-  ended.set_step(record().step());
-  return message;
-}
-
-v1::CoordinatorMessage RunView::CloseRun() const {
-  v1::CoordinatorMessage message;
-  message.mutable_close_run()->set_run(id());
-  return message;
 }
 
 }  // namespace cadre

@@ -1,5 +1,4 @@
-// What a run shows of its state: to its own parts, each of which changes only its own fields, and
-// to the state machine. A Run is a view of its parts.
+// What a run shows of its state to its own parts, each of which changes only its own fields.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -10,18 +9,12 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "coordinator/cluster/cluster.h"
-#include "coordinator/events/options.h"
-#include "coordinator/run/aggregators.h"
 #include "coordinator/run/commits.h"
-#include "coordinator/run/group_planner.h"
+#include "coordinator/run/history.h"
 #include "coordinator/run/round.h"
-#include "coordinator/run/run_evaluation.h"
-#include "coordinator/run/run_rounds.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/run/shards.h"
 #include "coordinator/run/slots.h"
-#include "coordinator/run/stale_record.h"
 #include "coordinator/run/stored_run.h"
 #include "coordinator/store/keys.h"
 #include "model/opaque.h"
@@ -31,33 +24,26 @@
 
 namespace cadre {
 
-// What a run uses of the rest of the coordinator: members, messages, records, counters and the time
-// of the call; plans; limits. Borrowed.
-struct RunContext {
-  Cluster& cluster;
-  GroupPlanner& planner;
-  const CoordinatorOptions& options;
-};
-
 class RunView {
  public:
   RunView(const RunView&) = delete;
   RunView& operator=(const RunView&) = delete;
 
-  const v1::RunRecord& record() const { return parts_.stored.record(); }
+  const v1::RunRecord& record() const { return stored_.record(); }
   const std::string& id() const { return record().run(); }
   const v1::RunSpec& spec() const { return record().spec(); }
   uint32_t number() const { return RunNumber(id()); }
-  const Slots& slots() const { return parts_.slots; }
-  const Round& round() const { return parts_.rounds.round(); }
-  const Commits& commits() const { return parts_.rounds.commits(); }
-  const Shards& shards() const { return parts_.aggregators.shards(); }
-  const History& history() const { return parts_.history; }
+  const Slots& slots() const { return slots_; }
+  // Those of the parts.
+  virtual const Round& round() const = 0;
+  virtual const Commits& commits() const = 0;
+  virtual const Shards& shards() const = 0;
+  const History& history() const { return history_; }
 
   bool live() const { return IsLive(record().state()); }
   bool parked() const { return record().state() == v1::RUN_STATE_PARKED; }
   // Whether its record is older than the values on its aggregators.
-  bool behind() const { return live() && parts_.stale.known(); }
+  virtual bool behind() const = 0;
   // Whether it forms groups and uses its shards.
   bool active() const { return live() && !parked() && !behind(); }
   // Whether the run waits for workers or aggregators.
@@ -100,48 +86,15 @@ class RunView {
   v1::CoordinatorMessage RunEnded(bool done, absl::string_view reason) const;
   v1::CoordinatorMessage CloseRun() const;
 
-  // ---- Status (run_status.cc)
-  v1::RunStatus Status(absl::Time now) const;
-  // `details`: also the plan, and what every rank holds.
-  v1::GroupStatus StatusOf(const Slot& slot, bool details) const;
-  // Adds the shards that the aggregator stores for this run.
-  void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
-  // Empty: the run waits for nothing.
-  std::string WaitReason() const;
-  // What the run waits for besides workers, for a program that has joined; empty if that is nothing
-  // that is known. Unlike the status, it takes no time that grows with the number of workers.
-  std::string WaitReasonForPrograms() const { return WaitReasonBesideWorkers().value_or(""); }
-
  protected:
-  struct Parts {
-    const StoredRun& stored;
-    const History& history;
-    const Slots& slots;
-    const RunEvaluation& evaluation;
-    const RunRounds& rounds;
-    const Aggregators& aggregators;
-    const StaleRecord& stale;
-  };
-  RunView(const RunContext& context, const Parts& parts)
-      : cluster_(context.cluster),
-        planner_(context.planner),
-        options_(context.options),
-        parts_(parts) {}
+  RunView(const StoredRun& stored, const History& history, const Slots& slots)
+      : stored_(stored), history_(history), slots_(slots) {}
+  ~RunView() = default;
 
  private:
-  // nullopt: only workers are missing.
-  std::optional<std::string> WaitReasonBesideWorkers() const;
-  std::string MissingWorkers() const;
-  // Programs for this run that lack ranks; empty if there are none.
-  std::string IncompletePrograms() const;
-  std::string MissingNativeWorkers() const;
-
-  const Cluster& cluster_;
-  const GroupPlanner& planner_;
-  const CoordinatorOptions& options_;
-  const Parts parts_;
-  // Parameters of the model, once a status was computed.
-  mutable std::optional<uint64_t> parameters_;
+  const StoredRun& stored_;
+  const History& history_;
+  const Slots& slots_;
 };
 
 }  // namespace cadre

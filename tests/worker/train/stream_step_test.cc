@@ -502,7 +502,7 @@ TEST_F(OneDevice, TrainsOnStoredValues) {
     put(replica_->slices().State(i), states[i]);
   }
   ASSERT_TRUE(replica_->StoreOwned(/*states=*/true).ok());
-  replica_->slices().set_updates(3);
+  replica_->slices().SetUpdates(std::vector<UpdateCount>{{{0, replica_->index().size()}, 3}});
   EXPECT_EQ(Weights(), weights);
   --step_;
   ASSERT_TRUE(replica_->flow().Gather().ok());

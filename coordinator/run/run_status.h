@@ -1,0 +1,77 @@
+// The status of a run and of its groups, from its parts.
+//
+// The status is computed from the state for every request; only reports of the members are stored
+// for it. All times are by the coordinator's clock. Values that a restart loses (progress,
+// heartbeats, measured step times) are absent until the members have sent them again.
+//
+// Pure and thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "coordinator/run/aggregators.h"
+#include "coordinator/run/run_context.h"
+#include "coordinator/run/run_evaluation.h"
+#include "coordinator/run/run_rounds.h"
+#include "coordinator/run/run_view.h"
+#include "coordinator/run/stale_record.h"
+#include "model/opaque.h"
+#include "proto/cadre/v1/control.pb.h"
+
+namespace cadre {
+
+class RunWithStatus : public RunView {
+ public:
+  const Round& round() const final { return parts_.rounds.round(); }
+  const Commits& commits() const final { return parts_.rounds.commits(); }
+  const Shards& shards() const final { return parts_.aggregators.shards(); }
+  bool behind() const final { return live() && parts_.stale.known(); }
+
+  v1::RunStatus Status(absl::Time now) const;
+  // `details`: also the plan, and what every rank holds.
+  v1::GroupStatus StatusOf(const Slot& slot, bool details) const;
+  // Adds the shards that the aggregator stores for this run.
+  void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
+  // Empty: the run waits for nothing.
+  std::string WaitReason() const;
+  // What the run waits for besides workers, for a program that has joined; empty if that is nothing
+  // that is known. Unlike the status, it takes no time that grows with the number of workers.
+  std::string WaitReasonForPrograms() const { return WaitReasonBesideWorkers().value_or(""); }
+
+ protected:
+  // Borrowed. They may be constructed later.
+  struct Parts {
+    const RunEvaluation& evaluation;
+    const RunRounds& rounds;
+    const Aggregators& aggregators;
+    const StaleRecord& stale;
+  };
+  RunWithStatus(const StoredRun& stored, const History& history, const Slots& slots,
+                const RunContext& context, const Parts& parts)
+      : RunView(stored, history, slots),
+        cluster_(context.cluster),
+        planner_(context.planner),
+        options_(context.options),
+        parts_(parts) {}
+  ~RunWithStatus() = default;
+
+ private:
+  // nullopt: only workers are missing.
+  std::optional<std::string> WaitReasonBesideWorkers() const;
+  std::string MissingWorkers() const;
+  // Programs for this run that lack ranks; empty if there are none.
+  std::string IncompletePrograms() const;
+  std::string MissingNativeWorkers() const;
+
+  const Cluster& cluster_;
+  const GroupPlanner& planner_;
+  const CoordinatorOptions& options_;
+  const Parts parts_;
+  // Parameters of the model, once a status was computed.
+  mutable std::optional<uint64_t> parameters_;
+};
+
+}  // namespace cadre
