@@ -122,6 +122,17 @@ __device__ inline void Step(Factors<kKind> f, const SliceSegment& segment, float
   }
 }
 
+// Continues with the segment that contains element i, and with its factors. `shared`: those of
+// segments whose state began before the first update.
+template <Kind kKind>
+__device__ inline void EnterSegment(const Job& job, int64_t i, const Factors<kKind>& shared,
+                                    SliceSegment* segment, Factors<kKind>* factors) {
+  const int64_t before = segment->before;
+  *segment = SegmentOf(job, i);
+  if (kKind != Kind::kAdamW || segment->before == before) return;
+  *factors = segment->before == 0 ? shared : FactorsOf<kKind>(job, segment->before);
+}
+
 // A block processes tiles of kThreads * kEach elements. With kWideAccess a thread's elements are
 // neighbours and are accessed 16 bytes at a time; otherwise they lie kThreads apart, so that the
 // elements of a warp are neighbours.
@@ -163,13 +174,7 @@ __global__ void __launch_bounds__(kThreads) Update(Job job) {
     for (int k = 0; k < kEach; ++k) {
       const int64_t i = first + k * kApart;
       if (i >= job.n) continue;
-      if (i < segment.begin || i >= segment.end) {
-        const int64_t before = segment.before;
-        segment = SegmentOf(job, i);
-        if (kHasM && segment.before != before) {
-          f = segment.before == 0 ? shared : FactorsOf<kKind>(job, segment.before);
-        }
-      }
+      if (i < segment.begin || i >= segment.end) EnterSegment<kKind>(job, i, shared, &segment, &f);
       Step<kKind>(f, segment, g[k], &w[k], &m[k], &v[k]);
     }
     if (whole) {
