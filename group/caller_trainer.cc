@@ -161,7 +161,8 @@ class CallerModel final : public TrainedModel {
     return step_;
   }
   bool ended_loop() const override { return ended_loop_; }
-  double step_seconds() const override { return trainer_.step_times_.Median(); }
+  // With the pauses, because a notice does not stop for them.
+  double step_seconds() const override { return mean_step_seconds_; }
 
   // The program goes on with the version.
   absl::Status OnLeaving() override { return Gather(); }
@@ -261,6 +262,12 @@ class CallerModel final : public TrainedModel {
     }
   }
 
+  void MeasureSteps(absl::Duration time, uint32_t steps) {
+    if (steps == 0) return;
+    const double seconds = absl::ToDoubleSeconds(time) / steps;
+    mean_step_seconds_ = mean_step_seconds_ == 0 ? seconds : (mean_step_seconds_ + seconds) / 2;
+  }
+
   // Has the program train to the step, and reports its progress meanwhile.
   absl::Status TrainTo(uint32_t until) {
     CADRE_RETURN_IF_ERROR(trainer_.handoff_.Assign(Handoff::Task::kTrain, step_, until));
@@ -272,8 +279,11 @@ class CallerModel final : public TrainedModel {
                              trainer_.handoff_.AwaitDone(report_at_ - steady_.Now()));
       const absl::Time now = steady_.Now();
       const uint32_t step = trainer_.handoff_.step();
-      unreported_time_ += now - std::exchange(counted_at, now);
-      unreported_steps_ += step - std::exchange(counted_step, step);
+      const absl::Duration time = now - std::exchange(counted_at, now);
+      const uint32_t steps = step - std::exchange(counted_step, step);
+      MeasureSteps(time, steps);
+      unreported_time_ += time;
+      unreported_steps_ += steps;
       if (now >= report_at_) {
         ReportProgress(step);
         report_at_ = now + kReportEvery;
@@ -295,7 +305,7 @@ class CallerModel final : public TrainedModel {
     progress.set_rate(report.rate);
     if (HasMetrics(report.metrics)) *progress.mutable_metrics() = std::move(report.metrics);
     progress.set_samples_per_second(static_cast<double>(steps) * spec_.batch_per_group() / seconds);
-    progress.set_step_seconds(step_seconds());
+    progress.set_step_seconds(trainer_.step_times_.Median());
     progress.set_solo_steps(protocol_->solo_steps());
     control_.Send(progress);
   }
@@ -314,6 +324,8 @@ class CallerModel final : public TrainedModel {
   uint32_t unreported_steps_ = 0;
   absl::Duration unreported_time_;
   uint32_t step_ = 0;
+  // Exponential average; 0: unknown.
+  double mean_step_seconds_ = 0;
   bool ended_loop_ = false;
   bool current_ = false;
   bool changed_ = false;

@@ -23,7 +23,7 @@ double StepTimes::Median() const {
   if (steps_ == 0) return 0;
   std::array<double, kKept> sorted = seconds_;
   const auto end = sorted.begin() + static_cast<std::ptrdiff_t>(std::min(steps_, kKept));
-  const auto middle = sorted.begin() + std::distance(sorted.begin(), end) / 2;
+  const auto middle = sorted.begin() + (std::distance(sorted.begin(), end) - 1) / 2;
   std::nth_element(sorted.begin(), middle, end);
   return *middle;
 }

@@ -2,18 +2,22 @@
 //
 // All ranks learn which positions each rank holds and owns. From that each of them computes the
 // same sources: disjoint intervals, each with the rank that sends it. A position that several ranks
-// hold comes from the newest generation, because an older one may have repeated its steps on other
-// ranks. The values that one rank sends to another are ordered by the receiver's owned intervals,
-// so messages contain only values. Transient memory: what a rank sends and receives of one state
-// tensor.
+// hold comes from the newest version and generation, because an older one may have repeated its
+// steps on other ranks. The values that one rank sends to another are ordered by the receiver's
+// owned intervals, so messages contain only values. Transient memory: what a rank sends and
+// receives of one state tensor.
 #include "member/state_vault.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <utility>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "glog/logging.h"
 #include "member/agreement.h"
@@ -131,8 +135,10 @@ std::vector<int> Preferred(const std::vector<Holding>& held) {
   for (size_t rank = 0; rank < held.size(); ++rank) {
     if (!held[rank].positions.empty()) ranks.push_back(rank);
   }
-  std::stable_sort(ranks.begin(), ranks.end(),
-                   [&](int a, int b) { return held[a].generation > held[b].generation; });
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
+    return std::pair(held[a].version, held[a].generation) >
+           std::pair(held[b].version, held[b].generation);
+  });
   return ranks;
 }
 
@@ -189,22 +195,61 @@ absl::StatusOr<int64_t> Move(const std::vector<float>* mine, const Sources& sour
 // The part of an address, host:port, that names the host.
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
-// The smallest distance at which the most ranks have a rank of another host.
-int CopyDistance(std::span<const std::string> hosts) {
-  const int ranks = std::ssize(hosts);
-  int best = 1;
-  int most = 0;
-  for (int distance = 1; distance < ranks; ++distance) {
-    int elsewhere = 0;
-    for (int rank = 0; rank < ranks; ++rank) {
-      if (hosts[rank] != hosts[(rank + distance) % ranks]) ++elsewhere;
-    }
-    if (elsewhere > most) {
-      most = elsewhere;
-      best = distance;
-    }
+// For each rank the one that has its copy, a permutation: ranks in the order of their hosts,
+// shifted by the number of ranks of the largest host. So it is on another host for every rank, if
+// no host has more than half of the ranks.
+std::vector<int> CopyReceivers(std::span<const std::string> hosts, int ranks) {
+  std::vector<int> order(ranks);
+  std::iota(order.begin(), order.end(), 0);
+  int shift = 1;
+  if (std::ssize(hosts) == ranks) {
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return hosts[a] < hosts[b]; });
+    std::map<std::string, int> counts;
+    for (const std::string& host : hosts) shift = std::max(shift, ++counts[host]);
+    if (shift == ranks) shift = 1;
   }
-  return best;
+  std::vector<int> receivers(ranks);
+  for (int i = 0; i < ranks; ++i) receivers[order[i]] = order[(i + shift) % ranks];
+  return receivers;
+}
+
+// A collective: returns the texts, by rank, of the ranks whose receiver this one is; the others are
+// empty. `sizes`: those of all texts.
+absl::StatusOr<std::vector<std::string>> GiveTexts(const std::string& text,
+                                                   std::span<const uint64_t> sizes,
+                                                   std::span<const int> receivers,
+                                                   Communicator& group) {
+  std::vector<std::string> texts(group.size());
+  std::vector<std::span<const std::byte>> send(group.size());
+  std::vector<std::span<std::byte>> receive(group.size());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank == group.index() || receivers[rank] != group.index()) continue;
+    texts[rank].resize(sizes[rank]);
+    receive[rank] = std::as_writable_bytes(std::span(texts[rank]));
+  }
+  const int receiver = receivers[group.index()];
+  if (receiver != group.index()) send[receiver] = std::as_bytes(std::span(text));
+  CADRE_RETURN_IF_ERROR(group.AllToAll(send, receive));
+  return texts;
+}
+
+// The updates of the owned values that have a source.
+std::vector<UpdateCount> UpdatesOf(const std::vector<Owned>& owned, const Sources& sources) {
+  std::vector<UpdateCount> updates;
+  for (const Owned& each : owned) {
+    bool first = true;
+    sources.ForEachIn(each.positions, [&](const Source& part) {
+      const bool continues = !first && updates.back().positions.end == part.positions.begin &&
+                             updates.back().updates == part.updates;
+      if (continues) {
+        updates.back().positions.end = part.positions.end;
+      } else {
+        updates.push_back({part.positions, part.updates});
+      }
+      first = false;
+    });
+  }
+  return updates;
 }
 
 }  // namespace
@@ -217,6 +262,7 @@ void StateVault::Enter(const v1::Assignment& assignment) {
   group_ = assignment.place().group();
   generation_ = assignment.place().generation();
   contributed_ = false;
+  receivers_.clear();
   hosts_.clear();
   for (const std::string& peer : assignment.peers()) hosts_.push_back(HostOf(peer));
 }
@@ -231,15 +277,8 @@ void StateVault::DropFrom(uint32_t version) {
   while (!snapshots_.empty() && snapshots_.front().version >= version) snapshots_.pop_front();
 }
 
-void StateVault::Keep(uint32_t round, const States& states) {
-  DropFrom(round);
-  // The memory of the oldest snapshot is used again.
-  Snapshot snapshot;
-  if (snapshots_.size() == kMaxSnapshots) {
-    snapshot = std::move(snapshots_.back());
-    snapshots_.pop_back();
-  }
-  snapshot.version = round;
+void StateVault::Fill(uint32_t version, const States& states, Snapshot& snapshot) const {
+  snapshot.version = version;
   snapshot.generation = generation_;
   snapshot.positions = states.updates;
   snapshot.tensors.resize(states.tensors.size());
@@ -256,7 +295,24 @@ void StateVault::Keep(uint32_t round, const States& states) {
       values.insert(values.end(), begin, begin + positions.size());
     }
   }
+}
+
+void StateVault::Push(Snapshot snapshot) {
+  DropFrom(snapshot.version);
+  if (snapshots_.size() == kMaxSnapshots) snapshots_.pop_back();
   snapshots_.push_front(std::move(snapshot));
+}
+
+void StateVault::Keep(uint32_t round, const States& states) {
+  DropFrom(round);
+  // The memory of the oldest snapshot is used again.
+  Snapshot snapshot;
+  if (snapshots_.size() == kMaxSnapshots) {
+    snapshot = std::move(snapshots_.back());
+    snapshots_.pop_back();
+  }
+  Fill(round, states, snapshot);
+  Push(std::move(snapshot));
   contributed_ = true;
 }
 
@@ -267,15 +323,9 @@ void StateVault::Adopted(uint32_t version) {
 absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Communicator& group) {
   DropFrom(version + 1);
   const Snapshot* mine = snapshots_.empty() ? nullptr : &snapshots_.front();
-  CADRE_ASSIGN_OR_RETURN(std::vector<Holding> held, Share(HoldingOf(mine), group));
-  int64_t newest = -1;
-  for (const Holding& each : held) {
-    if (!each.positions.empty()) newest = std::max(newest, each.version);
-  }
-  for (Holding& each : held) {
-    if (each.version != newest) each.positions.clear();
-  }
-  if (mine != nullptr && mine->version != newest) mine = nullptr;
+  const auto tensors = std::ssize(states->tensors);
+  if (mine != nullptr && std::ssize(mine->tensors) != tensors) mine = nullptr;
+  CADRE_ASSIGN_OR_RETURN(const std::vector<Holding> held, Share(HoldingOf(mine), group));
   const std::vector<int> preferred = Preferred(held);
   if (preferred.empty()) return 0;
 
@@ -290,33 +340,40 @@ absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Co
     CADRE_ASSIGN_OR_RETURN(elements, Move(mine == nullptr ? nullptr : &mine->tensors[tensor],
                                           sources, owned, states->tensors[tensor], group));
   }
-  states->updates.clear();
-  for (const Owned& each : states->tensors.at(0)) {
-    UpdateCount* last = nullptr;
-    sources.ForEachIn(each.positions, [&](const Source& part) {
-      if (last != nullptr && last->positions.end == part.positions.begin &&
-          last->updates == part.updates) {
-        last->positions.end = part.positions.end;
-      } else {
-        last = &states->updates.emplace_back(part.positions, part.updates);
-      }
-    });
-  }
-  Keep(version, *states);
-  contributed_ = false;
-  CADRE_RETURN_IF_ERROR(Replicate(group));
+  states->updates = UpdatesOf(states->tensors.at(0), sources);
+  // The snapshots that others may still need are replaced when all ranks have the new ones.
+  Snapshot restored;
+  Fill(version, *states, restored);
+  CADRE_RETURN_IF_ERROR(CopyToPeer(restored, group));
   uint64_t found = elements;
   CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span(&found, 1)));
+  Push(std::move(restored));
+  contributed_ = false;
   return found;
 }
 
 absl::Status StateVault::Replicate(Communicator& group) {
-  const int ranks = group.size();
-  if (ranks == 1) return absl::OkStatus();
-  const int distance = CopyDistance(hosts_);
-  std::vector<int> receivers(ranks);
-  for (int rank = 0; rank < ranks; ++rank) receivers[rank] = (rank + distance) % ranks;
-  return Give(snapshots_.empty() ? 0 : snapshots_.front().version, receivers, group);
+  if (!snapshots_.empty()) return CopyToPeer(snapshots_.front(), group);
+  Snapshot empty;
+  return CopyToPeer(empty, group);
+}
+
+absl::Status StateVault::CopyToPeer(Snapshot& snapshot, Communicator& group) {
+  if (group.size() == 1) return absl::OkStatus();
+  if (receivers_.empty()) {
+    // Those of rank 0, because a rank may know another address of a peer.
+    std::string text;
+    for (const int receiver : CopyReceivers(hosts_, group.size())) {
+      absl::StrAppend(&text, receiver, ",");
+    }
+    CADRE_ASSIGN_OR_RETURN(text, BroadcastText(text, group));
+    for (const absl::string_view number : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+      int receiver = 0;
+      if (!absl::SimpleAtoi(number, &receiver)) return absl::InternalError("malformed receivers");
+      receivers_.push_back(receiver);
+    }
+  }
+  return Give(snapshot, receivers_, group);
 }
 
 absl::Status StateVault::HandOver(uint32_t version, const std::vector<bool>& leaving,
@@ -329,53 +386,63 @@ absl::Status StateVault::HandOver(uint32_t version, const std::vector<bool>& lea
     while (leaving[receivers[rank]]) receivers[rank] = (receivers[rank] + 1) % ranks;
   }
   DropFrom(version + 1);
-  CADRE_RETURN_IF_ERROR(Give(version, receivers, group));
+  if (Snapshot* const mine = Find(version)) {
+    CADRE_RETURN_IF_ERROR(Give(*mine, receivers, group));
+  } else {
+    Snapshot received{.version = version};
+    CADRE_RETURN_IF_ERROR(Give(received, receivers, group));
+    if (!received.positions.empty()) Push(std::move(received));
+  }
   // A rank that leaves may abort the transport.
   return group.Barrier();
 }
 
-absl::Status StateVault::Give(uint32_t version, std::span<const int> receivers,
+absl::Status StateVault::Give(Snapshot& snapshot, std::span<const int> receivers,
                               Communicator& group) {
-  const int me = group.index();
-  Snapshot* mine = Find(version);
-  const bool gives = receivers[me] != me && mine != nullptr;
-  CADRE_ASSIGN_OR_RETURN(const std::vector<Holding> given,
-                         Share(HoldingOf(gives ? mine : nullptr), group));
-  int64_t tensors = 0;
+  const Holding mine = HoldingOf(&snapshot);
+  const std::string text = mine.ToText();
+  // By rank: the size of its text, and its number of tensors.
+  const size_t ranks = group.size();
+  std::vector<uint64_t> numbers(2 * ranks, 0);
+  numbers[group.index()] = text.size();
+  numbers[ranks + group.index()] = snapshot.tensors.size();
+  CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(numbers)));
+  const uint64_t tensors = *std::max_element(numbers.begin() + group.size(), numbers.end());
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                         GiveTexts(text, std::span(numbers).first(ranks), receivers, group));
+  std::vector<Holding> given(group.size());
   int64_t received = 0;
-  uint32_t generation = 0;
   for (int rank = 0; rank < group.size(); ++rank) {
-    tensors = std::max(tensors, given[rank].tensors);
-    if (receivers[rank] != me || given[rank].positions.empty()) continue;
+    if (texts[rank].empty()) continue;
+    given[rank] = Holding::FromText(texts[rank]);
+    if (given[rank].positions.empty()) continue;
     received += given[rank].size();
-    generation = std::max(generation, static_cast<uint32_t>(given[rank].generation));
+    snapshot.generation =
+        std::max(snapshot.generation, static_cast<uint32_t>(given[rank].generation));
+    snapshot.tensors.resize(given[rank].tensors);
   }
-  if (mine == nullptr && received > 0) {
-    snapshots_.push_front({.version = version, .generation = generation});
-    if (snapshots_.size() > kMaxSnapshots) snapshots_.pop_back();
-    mine = &snapshots_.front();
-  }
-  if (mine != nullptr) mine->tensors.resize(tensors);
-  for (int64_t tensor = 0; tensor < tensors; ++tensor) {
+  for (uint64_t tensor = 0; tensor < tensors; ++tensor) {
     std::vector<std::span<const std::byte>> send(group.size());
     std::vector<std::span<std::byte>> receive(group.size());
-    if (mine != nullptr) {
-      std::vector<float>& values = mine->tensors[tensor];
-      size_t at = values.size();
+    if (tensor < snapshot.tensors.size()) {
+      std::vector<float>& values = snapshot.tensors[tensor];
+      int64_t at = mine.size();
       values.resize(at + received);
-      if (gives) send[receivers[me]] = std::as_bytes(std::span(values).first(at));
+      const int receiver = receivers[group.index()];
+      if (receiver != group.index()) {
+        send[receiver] = std::as_bytes(std::span(values).first(at));
+      }
       for (int rank = 0; rank < group.size(); ++rank) {
-        if (rank == me || receivers[rank] != me) continue;
-        receive[rank] = std::as_writable_bytes(std::span(values).subspan(at, given[rank].size()));
-        at += given[rank].size();
+        const int64_t size = given[rank].size();
+        receive[rank] = std::as_writable_bytes(std::span(values).subspan(at, size));
+        at += size;
       }
     }
     CADRE_RETURN_IF_ERROR(group.AllToAll(send, receive));
   }
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (rank == me || receivers[rank] != me || mine == nullptr) continue;
-    mine->positions.insert(mine->positions.end(), given[rank].positions.begin(),
-                           given[rank].positions.end());
+  for (const Holding& each : given) {
+    snapshot.positions.insert(snapshot.positions.end(), each.positions.begin(),
+                              each.positions.end());
   }
   return absl::OkStatus();
 }

@@ -8,14 +8,19 @@
 // generation may start from the version of the last contribution, if the group was ended after the
 // round was closed, or else from the version before it. So the vault holds at most two snapshots.
 //
-// Each snapshot is copied to another rank of the group, on another host if there is one, so that
-// the loss of one host loses no states. A vault so holds four times the rank's optimizer states,
-// and what leaving ranks have handed over.
+// Each snapshot is copied to another rank of the group, so that the loss of one rank loses no
+// states; the copies are on other hosts, so that the loss of one host loses none either, if no host
+// has more than half of the ranks. A vault so holds four times the rank's optimizer states, and
+// what leaving ranks have handed over.
 //
 // In the next generation the ranks may be others, and own other slices. They exchange what they
 // hold for the version that they start from or, if the other groups have gone on without theirs,
 // for the newest one before it, as a group that is late keeps its states. Positions that no rank
-// holds begin again with zero, and with a count of zero updates of their own.
+// holds for that version come from the newest one before it for which a rank does; others begin
+// again with zero, and with a count of zero updates of their own.
+//
+// A rank replaces what it holds only when all ranks have what they need of it, so a group that
+// fails meanwhile loses nothing.
 //
 // Outlives generations; used by the training thread. Thread-compatible.
 #pragma once
@@ -75,15 +80,23 @@ class StateVault {
     std::vector<std::vector<float>> tensors;
   };
   Snapshot* Find(uint32_t version);
-  // A collective. Each rank sends its snapshot of `version`, if it has one, to rank
-  // receivers[index()], which adds it to its own; to itself: to nobody.
-  absl::Status Give(uint32_t version, std::span<const int> receivers, Communicator& group);
+  // `snapshot` becomes one of the states.
+  void Fill(uint32_t version, const States& states, Snapshot& snapshot) const;
+  // Replaces snapshots of its version and of later ones.
+  void Push(Snapshot snapshot);
+  // A collective: adds to the snapshot that of another rank.
+  absl::Status CopyToPeer(Snapshot& snapshot, Communicator& group);
+  // A collective. Each rank sends its snapshot to rank receivers[index()], which adds it to its
+  // own; a rank that is its own receiver sends it to no peer.
+  static absl::Status Give(Snapshot& snapshot, std::span<const int> receivers, Communicator& group);
   // Drops the snapshots of `version` and of later ones.
   void DropFrom(uint32_t version);
 
   std::string lineage_;
-  // Where the ranks are.
+  // Where the ranks are, and which rank has the copy of each; the latter are known after the first
+  // copies of a generation.
   std::vector<std::string> hosts_;
+  std::vector<int> receivers_;
   uint32_t group_ = 0;
   uint32_t generation_ = 0;
   // Whether snapshots_.front() was made in this generation, at a contribution.

@@ -34,7 +34,7 @@ class RunView {
   const v1::RunSpec& spec() const { return record().spec(); }
   uint32_t number() const { return RunNumber(id()); }
   const Slots& slots() const { return slots_; }
-  // Those of the parts.
+  // Owned by the parts.
   virtual const Round& round() const = 0;
   virtual const Commits& commits() const = 0;
   virtual const Shards& shards() const = 0;

@@ -27,6 +27,8 @@ TEST_F(StepTimesTest, NothingIsKnownBeforeTheFirstStep) {
 TEST_F(StepTimesTest, PausesDoNotCount) {
   times_.Begin(now_);
   Step(90);  // compiles
+  Step(0.05);
+  EXPECT_NEAR(times_.Median(), 0.05, 1e-9);
   for (int step = 0; step < 7; ++step) Step(0.05);
   EXPECT_NEAR(times_.Median(), 0.05, 1e-9);
   Step(60);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/worker/train/checkpoint_testing.h"
 
 namespace cadre {
@@ -190,6 +191,22 @@ TEST_F(StateVaultTest, OnlyTheNewestVersionThatAnyRankHoldsIsRestored) {
   ExpectRestored(3, {2, 0}, 7, 6);
 }
 
+// A group has failed while its ranks replaced what they hold.
+TEST_F(StateVaultTest, OlderVersionsHaveWhatTheNewestLacks) {
+  Contribute(1, {1, 0}, 4, 4);
+  vaults_[1].Enter(AssignmentIn(2));
+  RankStates mine({1, 0}, 0);
+  mine.Fill(6);
+  mine.states.updates = {{{0, 20}, 60}};
+  vaults_[1].Keep(6, mine.states);
+  Restore(3, {2, 97}, 7, 0, [](RankStates& restored, int64_t found) {
+    EXPECT_EQ(found, kSize);
+    if (restored.states.updates.empty()) return;
+    const std::vector<UpdateCount> expected = {{{0, 20}, 60}, {{20, kSize}, 40}};
+    EXPECT_EQ(restored.states.updates, expected);
+  });
+}
+
 TEST_F(StateVaultTest, StatesOfARefusedContributionBelongToTheAdoptedVersion) {
   Contribute(1, {2, 0}, 4, 4);
   for (StateVault& vault : vaults_) vault.Adopted(7);
@@ -233,14 +250,47 @@ TEST_F(StateVaultTest, TheLossOfOneRankLosesNothing) {
 }
 
 TEST_F(StateVaultTest, TheLossOfOneHostLosesNothing) {
-  const auto on_hosts = [](uint32_t generation) {
-    v1::Assignment assignment = AssignmentIn(generation);
-    for (const char* peer : {"a:1", "a:2", "[b]:1", "[b]:2"}) assignment.add_peers(peer);
-    return assignment;
-  };
-  ContributeAndReplicate(1, {4, 0}, 4, 3, on_hosts);
-  vaults_[0] = vaults_[1] = StateVault();
-  ExpectRestored(2, {4, 0}, 4, 3);
+  const std::vector<std::vector<std::string>> groups = {
+      {"a", "a", "[b]", "[b]"}, {"a", "b", "a", "b"}, {"a", "a", "b", "a", "b", "b"}, {"a", "b"}};
+  for (const std::vector<std::string>& hosts : groups) {
+    const int ranks = std::ssize(hosts);
+    const auto on_hosts = [&](uint32_t generation) {
+      v1::Assignment assignment = AssignmentIn(generation);
+      for (int rank = 0; rank < ranks; ++rank) {
+        assignment.add_peers(absl::StrCat(hosts[rank], ":", 7000 + rank));
+      }
+      return assignment;
+    };
+    for (const std::string& lost : hosts) {
+      vaults_ = std::vector<StateVault>(8);
+      ContributeAndReplicate(1, {ranks, 0}, 4, 3, on_hosts);
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (hosts[rank] == lost) vaults_[rank] = StateVault();
+      }
+      ExpectRestored(2, {ranks, 0}, 4, 3);
+    }
+  }
+}
+
+// Each rank knows another address of a peer that has moved.
+TEST_F(StateVaultTest, RanksAgreeOnWhoHasWhichCopy) {
+  OnGroup(3, [&](Communicator& group) {
+    StateVault& vault = vaults_[group.index()];
+    v1::Assignment assignment = AssignmentIn(1);
+    for (int rank = 0; rank < 3; ++rank) {
+      assignment.add_peers(rank == 2 && group.index() > 0 ? "a:9"
+                                                          : absl::StrCat("host-", rank, ":1"));
+    }
+    if (group.index() == 1) assignment.clear_peers();
+    vault.Enter(assignment);
+    RankStates mine({3, 0}, group.index());
+    mine.Fill(3);
+    vault.Keep(4, mine.states);
+    const absl::Status status = vault.Replicate(group);
+    EXPECT_TRUE(status.ok()) << status;
+  });
+  vaults_[1] = StateVault();
+  ExpectRestored(2, {3, 0}, 4, 3);
 }
 
 // Ranks 0 and 1 are lost, which have what rank 0 owned.

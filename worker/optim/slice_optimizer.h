@@ -77,7 +77,6 @@ class SliceOptimizer {
   // Updates since the state was zero. Part of the state: lower than the run's step count in a group
   // that joined late. The elements whose state began later have made fewer.
   int64_t updates() const { return updates_; }
-  void set_updates(int64_t updates) { SetUpdates(updates, {}); }
   // Elements of the slice and their updates.
   struct Counted {
     Interval elements;

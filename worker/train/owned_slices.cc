@@ -83,15 +83,16 @@ std::vector<UpdateCount> OwnedSlices::UpdateCounts() const {
 }
 
 void OwnedSlices::SetUpdates(std::span<const UpdateCount> counts) {
-  int64_t most = 0;
-  for (const UpdateCount& each : counts) most = std::max(most, each.updates);
+  int64_t max_updates = 0;
+  for (const UpdateCount& each : counts) max_updates = std::max(max_updates, each.updates);
   for (int b = 0; b < parameters_.buckets(); ++b) {
     const BucketOwnership& bucket = parameters_.ownership(b);
     std::vector<SliceOptimizer::Counted> fewer;
     for (const OwnedInterval& owned : bucket.owned) {
       const int64_t shift = owned.offset - bucket.slice_begin() - owned.positions.begin;
       const auto add = [&](int64_t begin, int64_t end, int64_t updates) {
-        if (begin < end && updates < most) fewer.push_back({{begin + shift, end + shift}, updates});
+        if (begin < end && updates < max_updates)
+          fewer.push_back({{begin + shift, end + shift}, updates});
       };
       int64_t next = owned.positions.begin;
       auto each = std::partition_point(counts.begin(), counts.end(), [&](const UpdateCount& count) {
@@ -107,7 +108,7 @@ void OwnedSlices::SetUpdates(std::span<const UpdateCount> counts) {
     }
     std::sort(fewer.begin(), fewer.end(),
               [](const auto& a, const auto& b) { return a.elements.begin < b.elements.begin; });
-    optimizers_[b].SetUpdates(most, fewer);
+    optimizers_[b].SetUpdates(max_updates, fewer);
   }
 }
 

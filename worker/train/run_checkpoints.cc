@@ -101,6 +101,12 @@ std::vector<UpdateCount> UpdatesIn(const v1::OptimizerManifest& manifest, int64_
 
 // InvalidArgument, naming the field, unless the positions are disjoint and of the model.
 absl::Status CheckUpdates(const v1::OptimizerManifest& manifest, int64_t size) {
+  // More than any run makes, and far from an overflow.
+  constexpr uint64_t kMaxUpdates = uint64_t{1} << 53;
+  if (manifest.updates() > kMaxUpdates) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer.updates: is ", manifest.updates(), ", more than ", kMaxUpdates));
+  }
   int64_t next = 0;
   for (const UpdateCount& each : UpdatesIn(manifest, size)) {
     const bool ordered = each.positions.begin >= next && !each.positions.empty() &&
@@ -135,11 +141,11 @@ absl::StatusOr<v1::OptimizerManifest> GroupUpdates(const OwnedSlices& slices, Co
     all.set_updates(std::max(all.updates(), of_rank.updates()));
     all.mutable_fewer()->MergeFrom(of_rank.fewer());
   }
-  const auto is_most = [&](const v1::FewerUpdates& each) {
+  const auto has_all = [&](const v1::FewerUpdates& each) {
     return each.updates() == all.updates();
   };
   all.mutable_fewer()->erase(
-      std::remove_if(all.mutable_fewer()->begin(), all.mutable_fewer()->end(), is_most),
+      std::remove_if(all.mutable_fewer()->begin(), all.mutable_fewer()->end(), has_all),
       all.mutable_fewer()->end());
   return all;
 }

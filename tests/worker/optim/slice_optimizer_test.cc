@@ -238,7 +238,7 @@ TEST(SliceOptimizer, ContinuesFromCopiedState) {
   for (int s = 0; s < first.slice(0).states(); ++s) {
     std::copy_n(first.slice(0).state(s).begin(), size, second.slice(0).state(s).begin());
   }
-  second.slice(0).set_updates(first.slice(0).updates());
+  second.slice(0).SetUpdates(first.slice(0).updates(), {});
   std::vector<float> copy = weights;
   for (uint32_t step = 3; step < 6; ++step) {
     first.Step(kRate, RandomValues(size, step), weights);
