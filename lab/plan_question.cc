@@ -34,7 +34,8 @@ HybridProblem PlanQuestion::paper_problem() const {
   paper.batch = problem.batch;
   paper.memory_bytes = hardware.memory_bytes;
   if (request.link && !request.profile) {
-    // From the bandwidth of the request: 1 / hardware.link.beta may differ in the last digit.
+    // The bandwidth is that of the request, because 1 / hardware.link.beta may differ in the last
+    // digit.
     paper.link = WordLink::OfBandwidth(request.link->alpha, request.link->bandwidth);
   } else if (hardware.link.known()) {
     paper.link = {hardware.link.alpha, hardware.link.beta * kBytesPerWord};

@@ -27,7 +27,8 @@ struct CommonRun {
   int64_t size, a_stride, b_stride;
 };
 
-// Requires: both views have as many elements. Empty if the factors do not divide each other.
+// Requires: both views have equally many elements. Errors: InvalidArgument if the factors do not
+// divide each other.
 absl::StatusOr<std::vector<CommonRun>> CommonRuns(const View& a, const View& b) {
   std::vector<Factor> left = a.FactorsOf(0, a.rank()), right = b.FactorsOf(0, b.rank());
   std::vector<CommonRun> runs;
@@ -50,7 +51,7 @@ absl::StatusOr<std::vector<CommonRun>> CommonRuns(const View& a, const View& b) 
   return runs;
 }
 
-// A name of a layer from any text.
+// Makes a valid name of a layer from any text.
 std::string LayerName(absl::string_view text) {
   std::string name;
   for (const char c : text.substr(0, 200)) {
@@ -125,7 +126,7 @@ class Emitter {
     return name;
   }
 
-  // After the module that has the parameters, or after the operation with a number.
+  // Names a layer after the module that has its parameters, or after its operation and a number.
   std::string NameOf(const Draft& draft) {
     if (!draft.parameters.empty()) {
       const int initializer = draft.parameters[0].pieces[0].initializer;
@@ -229,7 +230,7 @@ class Emitter {
   std::map<std::string, int> numbers_;
   // By layer: the operator and node of the file.
   std::map<std::string, std::string> origins_;
-  // By initializer: the parameter that it is.
+  // By initializer: the parameter that it initializes.
   std::map<int, std::string> owners_;
   ImportedModel imported_;
 };
@@ -253,7 +254,7 @@ absl::StatusOr<std::string> ScoresOf(const onnx::Graph& graph, const ImportOptio
       ", and a model has one; name that with the scores by --scores=NAME, without its softmax"));
 }
 
-// Whether no run is empty, and steps from one position to another do not overflow.
+// Whether the tensor has elements in all runs, and strides that do not overflow a position.
 bool HasPossibleSteps(const v1::OriginalTensor& original) {
   const auto is_stride = [](int64_t stride) {
     return stride >= -kMaxExportedElements && stride <= kMaxExportedElements;
@@ -266,8 +267,8 @@ bool HasPossibleSteps(const v1::OriginalTensor& original) {
 }
 
 // Copies the elements of the runs from run `d` on, which begin at position `from` of the parameter
-// and `to` of the tensor, and marks them in `done`. Returns false at a position outside either;
-// that each run begins inside keeps the sums from overflowing.
+// and `to` of the tensor, and marks them in `done`. Returns false at a position outside either. The
+// check at the beginning of each run keeps the sums of positions from overflowing.
 bool CopyRuns(const v1::OriginalTensor& original, int d, int64_t from, int64_t to,
               const std::vector<float>& parameter, std::vector<float>& tensor,
               std::vector<bool>& done) {
@@ -295,7 +296,8 @@ absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::str
     initializers.push_back(std::move(decoded));
   }
   CADRE_ASSIGN_OR_RETURN(const std::string scores, ScoresOf(file.graph(), options));
-  // A graph that leaves the number of samples open may still have it in constants, which is then 1.
+  // A graph that declares the number of samples as variable may still contain constants for one
+  // sample, as exporters write them that were given a batch of 1.
   std::string problems;
   for (const int64_t batch : {2, 1}) {
     Translator translator(file.graph(), initializers, options.padding_token, scores, batch);

@@ -1,5 +1,6 @@
-// A rank's part of the neural network. It plays (executes) tapes: lists of operations on layers and
-// moves, with buffers in one block of memory (plan/tape.h). network.cc explains how.
+// A rank's part of the neural network. It executes ("plays") tapes: lists of operations, which are
+// computations of layers and moves of values between ranks, with buffers in one block of memory
+// (plan/tape.h). network.cc explains how.
 //
 // Weights are read from, and gradients written to, the parameter store. Gradients are partial sums
 // over the mesh axes of their bucket; GradientFlow (worker/train) reduces them over these axes.
@@ -56,7 +57,7 @@ inline bool IsMove(const TapeOp& op) {
          op.kind == TapeOpKind::kSend || op.kind == TapeOpKind::kReceive;
 }
 
-// Is called after every operation of a tape, for profiles and traces. On devices the host
+// Callbacks after every operation of a tape, for profiles and traces. On devices the host
 // synchronizes before and after each operation while there is an observer, so nothing overlaps.
 class TapeObserver {
  public:
@@ -67,8 +68,8 @@ class TapeObserver {
   virtual void Waited(double /*seconds*/) {}
 };
 
-// The network calls it between operations, so that parameters and gradients can be exchanged while
-// the network computes.
+// Callbacks of the network between operations, with which parameters and gradients are exchanged
+// while the network computes.
 class PassListener {
  public:
   virtual ~PassListener() = default;
@@ -82,7 +83,7 @@ class PassListener {
   // the sums must be ignored.
   virtual absl::Status AfterLoss(std::span<const double> sums, int64_t counted) = 0;
   // Training: once per step, after the rank's last forward pass and before its last backward pass;
-  // on all ranks at the same place among their messages, so that they may exchange values.
+  // on all ranks at the same position among their messages, so that they may exchange values.
   virtual absl::Status AfterForwards() { return absl::OkStatus(); }
   // Training: the gradients of the layer's parameters are complete for this pass.
   virtual absl::Status AfterBackward(int layer) = 0;
@@ -120,7 +121,8 @@ class Network {
   // samples. Requires: the micro-batch was loaded last.
   absl::Status PlayForward(int micro_batch, float loss_scale, double share);
   absl::Status PlayBackward(int micro_batch);
-  // Returns when everything is sent; on devices later work on the current stream is after that.
+  // Returns when everything is sent; on devices later work on the current stream is ordered after
+  // the sends.
   absl::Status EndStep();
   // A step of one batch: Load, PlayForward and PlayBackward.
   absl::Status ForwardBackward(const BatchView& batch, float loss_scale, double share);
@@ -158,12 +160,12 @@ class Network {
  private:
   // Loads a batch, and begins a step that consists of its forward pass.
   absl::Status EnterForward(const BatchView& batch, bool training);
-  // Sets which pass is played next, when what is sent from its memory is sent.
+  // Sets which pass is played next, after the pending sends from its memory have ended.
   absl::Status Enter(Pass pass);
   // In a pipeline: calls the listener's AfterForwards if the passes before the one that is played
   // complete the forward passes of the step, once.
   absl::Status EndForwards();
-  // Measures the wait.
+  // Calls `wait`, and counts its time in seconds_moving_.
   absl::Status Moving(const std::function<absl::Status()>& wait);
   // Plays the pass that was entered.
   absl::Status PlayPass(Program& program, const PassContext& pass);
@@ -178,8 +180,8 @@ class Network {
   PassContext TrainingPass(double share) const;
   // Enqueues the loss; its sums are written to sums_.
   absl::Status TakeLoss(const Program& program, float loss_scale);
-  // The time at which the enqueued work is done; not read (absl::Time()) on devices without an
-  // observer.
+  // The time at which the enqueued work is done; on devices without an observer absl::Time(),
+  // because reading it would block.
   absl::Time Now();
   Values Buffer(const Program& program, int number) {
     return programs_.Buffer(program, number, messages_.pass().micro_batch);
