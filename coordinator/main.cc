@@ -130,7 +130,7 @@ void Collect(CoordinatorService& service, const Daemon& daemon, const Credential
   daemon.calls().Collect(metrics);
 }
 
-// Why the process ends before it is told to: the first failure of the loop's thread.
+// The first failure of the event loop's thread, which ends the process.
 class Failure {
  public:
   void Set(const absl::Status& status) {

@@ -1,8 +1,10 @@
 #include "group/step_times.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
+#include <vector>
+
+#include "base/median.h"
 
 namespace cadre {
 
@@ -21,11 +23,10 @@ void StepTimes::Step(absl::Time now) {
 double StepTimes::Median() const {
   absl::MutexLock lock(&mutex_);
   if (steps_ == 0) return 0;
-  std::array<double, kKept> sorted = seconds_;
-  const auto end = sorted.begin() + static_cast<std::ptrdiff_t>(std::min(steps_, kKept));
-  const auto middle = sorted.begin() + (std::distance(sorted.begin(), end) - 1) / 2;
-  std::nth_element(sorted.begin(), middle, end);
-  return *middle;
+  // An odd number, so that the first step, in which programs compile, does not enter a mean of two.
+  const size_t oldest = steps_ < kKept && steps_ % 2 == 0 ? 1 : 0;
+  return cadre::Median(
+      std::vector<double>(seconds_.begin() + oldest, seconds_.begin() + std::min(steps_, kKept)));
 }
 
 }  // namespace cadre

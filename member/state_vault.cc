@@ -195,9 +195,9 @@ absl::StatusOr<int64_t> Move(const std::vector<float>* mine, const Sources& sour
 // The part of an address, host:port, that names the host.
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
-// For each rank the one that has its copy, a permutation: ranks in the order of their hosts,
-// shifted by the number of ranks of the largest host. So it is on another host for every rank, if
-// no host has more than half of the ranks.
+// For each rank, the rank that receives its copy. The ranks in the order of their hosts are shifted
+// by the number of ranks on the largest host, so every copy is on another host, if no host has more
+// than half of the ranks.
 std::vector<int> CopyReceivers(std::span<const std::string> hosts, int ranks) {
   std::vector<int> order(ranks);
   std::iota(order.begin(), order.end(), 0);

@@ -52,5 +52,5 @@ def _has_ended(connect: Connect, run: str, ends: Container[str]) -> bool:
         try:
             return client.run_status(run)["state"] in ends
         except CadreError:
-            # The run may not exist yet, or the certificate may not permit it: joining tells.
+            # The run may not exist yet, or the certificate may not permit the question; the attempt to join decides.
             return False

@@ -75,7 +75,7 @@ void ReportDifferences(const LoadedCheckpoint& loaded, const std::vector<Averagi
   }
 }
 
-// What SetUpdates takes.
+// The counts of all elements, in order, as OwnedSlices::SetUpdates takes them.
 std::vector<UpdateCount> UpdatesIn(const v1::OptimizerManifest& manifest, int64_t size) {
   std::vector<UpdateCount> counts;
   for (const v1::FewerUpdates& each : manifest.fewer()) {
