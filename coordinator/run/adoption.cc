@@ -142,6 +142,7 @@ v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Ap
   if (order.has_up()) *commit.mutable_up() = order.up();
   if (order.has_down()) *commit.mutable_down() = order.down();
   commit.set_fragment(order.fragment());
+  *commit.mutable_included() = order.included();
   return commit;
 }
 

@@ -235,6 +235,7 @@ void Aggregators::SendApply(uint32_t shard) const {
   if (closing.has_up()) *apply.mutable_up() = closing.up();
   if (closing.has_down()) *apply.mutable_down() = closing.down();
   apply.set_fragment(closing.fragment());
+  *apply.mutable_included() = closing.included();
   apply.set_seed(run_.TakesFirstValues(apply.round()));
   Send(shard, message);
 }

@@ -74,6 +74,7 @@ void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
   apply.set_step(record_.step());
   apply.set_samples(record_.samples());
   if (record_.has_division()) *apply.mutable_division() = record_.division();
+  *apply.mutable_included() = run_.commits().newest()->included();
   if (attempt.source == ShardRestore::Source::kSeed) {
     v1::Participant& participant = *apply.add_participants();
     participant.set_group(attempt.group);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "coordinator/run/run_rules.h"
@@ -11,14 +12,22 @@
 namespace cadre {
 namespace {
 
+using Included = v1::IncludedContribution;
+
+// Null: none.
+const Included* IncludedIn(const std::optional<v1::CommitRecord>& commit, uint32_t group) {
+  if (!commit.has_value()) return nullptr;
+  const auto found = std::find_if(commit->included().begin(), commit->included().end(),
+                                  [group](const Included& each) { return each.group() == group; });
+  return found == commit->included().end() ? nullptr : &*found;
+}
+
 // The generation must match as well: a group that was formed again is not the group that
 // contributed.
-bool Holds(const v1::CommitRecord& commit, uint32_t group, uint32_t generation) {
-  return std::any_of(commit.participants().begin(), commit.participants().end(),
-                     [&](const v1::Participant& participant) {
-                       return participant.group() == group &&
-                              participant.generation() == generation;
-                     });
+bool Holds(const std::optional<v1::CommitRecord>& commit, uint32_t group, uint32_t generation,
+           uint32_t round) {
+  const Included* const newest = IncludedIn(commit, group);
+  return newest != nullptr && newest->round() == round && newest->generation() == generation;
 }
 
 // Modulo 2^64, so the order in which the shards were committed is irrelevant.
@@ -41,7 +50,19 @@ void Commits::Load(const v1::CommitRecord& commit, uint32_t version) {
   }
 }
 
+// Groups that do not take part keep what the version before includes of them.
 void Commits::Begin(v1::CommitRecord commit, int shards) {
+  std::map<uint32_t, Included> included;
+  if (newest_.has_value()) {
+    for (const Included& before : newest_->included()) included[before.group()] = before;
+  }
+  for (const v1::Participant& participant : commit.participants()) {
+    Included& newest = included[participant.group()];
+    newest.set_group(participant.group());
+    newest.set_round(commit.round());
+    newest.set_generation(participant.generation());
+  }
+  for (const auto& [group, newest] : included) *commit.add_included() = newest;
   for (int shard = 0; shard < shards; ++shard) commit.add_digests()->set_shard(shard);
   closing_ = std::move(commit);
 }
@@ -87,12 +108,16 @@ const v1::CommitRecord& Commits::SetInitial(v1::CommitRecord commit) {
   return *newest_;
 }
 
-bool Commits::InNewest(uint32_t group, uint32_t generation) const {
-  return newest_.has_value() && Holds(*newest_, group, generation);
+const v1::IncludedContribution* Commits::IncludedOf(uint32_t group) const {
+  return IncludedIn(newest_, group);
+}
+
+bool Commits::Includes(uint32_t group, uint32_t generation, uint32_t round) const {
+  return Holds(newest_, group, generation, round);
 }
 
 bool Commits::InClosing(uint32_t group, uint32_t generation) const {
-  return closing_.has_value() && Holds(*closing_, group, generation);
+  return closing_.has_value() && Holds(closing_, group, generation, closing_->round());
 }
 
 std::optional<uint64_t> Commits::DigestBefore(uint32_t version) const {

@@ -25,7 +25,8 @@ class Commits {
   // The commit that is being applied.
   const std::optional<v1::CommitRecord>& closing() const { return closing_; }
 
-  // Starts to apply a commit; its digests are filled in as the shards apply it.
+  // Starts to apply a commit, and fills in what its version includes of the groups; its digests are
+  // filled in as the shards apply it.
   void Begin(v1::CommitRecord commit, int shards);
   // Records that a shard has applied the closing commit. Returns false for a duplicate. Requires:
   // closing().
@@ -41,8 +42,11 @@ class Commits {
   // The run has ended: nothing is applied any more.
   void Abandon() { closing_.reset(); }
 
-  // Whether this generation of the group contributed to the newest commit, or to the closing one.
-  bool InNewest(uint32_t group, uint32_t generation) const;
+  // The group's newest contribution that the newest version includes; null: it includes none.
+  const v1::IncludedContribution* IncludedOf(uint32_t group) const;
+  // Whether the newest version includes the contribution of this generation to `round`.
+  bool Includes(uint32_t group, uint32_t generation, uint32_t round) const;
+  // Whether this generation of the group contributed to the closing commit.
   bool InClosing(uint32_t group, uint32_t generation) const;
   // Digest of the version before the newest, if `version` is it.
   std::optional<uint64_t> DigestBefore(uint32_t version) const;

@@ -259,8 +259,9 @@ void Run::FinishCommit() {
   const Slots::Groups started = slots_.started();
   for (const uint32_t group : started) {
     Slot& slot = slots_[group];
-    if (slot.unanswered == 0 && !InNewest(slot)) continue;
-    if (InNewest(slot)) groups_.RecordSuccess(slot);
+    const bool included = Includes(slot, record().version());
+    if (slot.unanswered == 0 && !included) continue;
+    if (included) groups_.RecordSuccess(slot);
     if (slot.unanswered == 0) slot.unanswered = record().version();
     if (!groups_.MaybeGrow(slot) && !groups_.MaybeReplan(slot)) adopting.push_back(slot.group());
   }

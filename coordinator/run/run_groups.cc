@@ -263,6 +263,9 @@ void RunGroups::SendStart(const Slot& slot, uint32_t rank) {
   } else {
     start.set_digest(run_.commits().DigestBefore(slot.record().version()).value_or(0));
   }
+  if (const auto* included = run_.commits().IncludedOf(slot.group())) {
+    *start.mutable_included() = *included;
+  }
   start.set_catch_up(slot.catches_up());
   start.set_next_step(slot.record().next_step());
   start.set_agree_steps(rounds_.AgreeStepsOf(slot));
@@ -361,7 +364,7 @@ void RunGroups::Resize() {
   }
   while (slots_.size() > groups) {
     Slot& slot = slots_[slots_.size() - 1];
-    if (run_.InNewest(slot)) RecordSuccess(slot);
+    if (run_.Includes(slot, record_.version())) RecordSuccess(slot);
     Fence(slot, absl::StrCat("the run was scaled to ", groups, " groups"), kReleased);
     cluster_.out().EraseOne(GroupKey(run_.id(), slot.group()));
     slots_.RemoveLast();

@@ -171,8 +171,8 @@ void RunRounds::EndGroup(uint32_t group) {
 
 bool RunRounds::OnContributed(const v1::Contributed& contributed) {
   Slot& slot = slots_[contributed.place().group()];
-  // After a restart, groups repeat contributions that are part of the newest version.
-  const bool repeated = contributed.round() <= record_.version() && run_.InNewest(slot);
+  // Groups repeat contributions whose decision they have not received.
+  const bool repeated = run_.Includes(slot, contributed.round());
   const bool valid = IsValid(run_, contributed);
   const bool is_new = slot.CountRound(contributed.round()) && !repeated;
   if (is_new && valid) {
@@ -203,8 +203,7 @@ void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   OnLoaded(slot.group(), contributed.base_version());
   const uint32_t version = record_.version();
   const uint32_t round = contributed.round();
-  const bool answered = round == version && run_.InNewest(slot);
-  if (answered) {  // a retransmission: the decision was lost
+  if (run_.Includes(slot, round)) {  // a retransmission: the decision was lost
     SendDecision(slot, round);
   } else if (round <= version || record_.state() == v1::RUN_STATE_FINISHING) {
     if (round == version && !run_.TakesFirstValues(round)) round_.NoteLate(cluster_.now());
@@ -264,9 +263,10 @@ void RunRounds::Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refus
       refusal == v1::REFUSAL_CLOSED_ROUND && run_.TakesFirstValues(contributed.round());
   if (slot.refused_round != contributed.round() && !is_first) {
     cluster_.CountRefusal(refusal);
-    cluster_.ReportGroup(v1::EVENT_KIND_CONTRIBUTION_REFUSED, slot.Place(0),
-                         absl::StrCat("the contribution of group ", slot.group(), " to round ",
-                                      contributed.round(), " was refused: ", EnumText(refusal)));
+    cluster_.ReportGroup(
+        v1::EVENT_KIND_CONTRIBUTION_REFUSED, slot.Place(0),
+        absl::StrCat("the contribution of group ", slot.group(), " to round ", contributed.round(),
+                     " was refused: ", EnumText(refusal)));
   }
   slot.refused_round = contributed.round();
   slot.refusal = refusal;
@@ -488,7 +488,7 @@ void RunRounds::SendDecision(Slot& slot, uint32_t round) {
     decision.set_digest(record.digest());
     *decision.mutable_division() = DivisionOf(record);
     if (commits_.newest()) decision.set_participants(commits_.newest()->participants_size());
-    decision.set_included(round == record.version() && run_.InNewest(slot));
+    decision.set_included(run_.Includes(slot, round));
   }
   if (round == slot.refused_round) {
     decision.set_included(false);
@@ -509,8 +509,9 @@ void RunRounds::SendDecision(Slot& slot, uint32_t round) {
     decision.set_next_step(BoundaryOf(slot));
     decision.set_agree_steps(AgreeStepsOf(slot));
     decision.set_fragment(FragmentAfter(record, record.version()));
-    decision.set_catch_up(run_.averages() && !decision.included() &&
-                          !run_.TakesFirstValues(record.version()));
+    // The others have begun the open round before, unless they receive their decisions now.
+    const bool in_time = decision.included() && round == record.version();
+    decision.set_catch_up(run_.averages() && !in_time && !run_.TakesFirstValues(record.version()));
     if (run_.averages()) loading_[slot.group()] = record.version();
   }
   changed |= slot.SetCatchesUp(decision.catch_up());

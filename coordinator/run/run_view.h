@@ -63,9 +63,10 @@ class RunView {
     return record().train_samples() == 0 && spec().stop().steps() == 0 &&
            !slots().prepared().empty();
   }
-  // Whether the group's current generation contributed to the newest commit.
-  bool InNewest(const Slot& slot) const {
-    return commits().InNewest(slot.group(), slot.record().generation());
+  // Whether the newest version includes the contribution of the group's current generation to
+  // `round`.
+  bool Includes(const Slot& slot, uint32_t round) const {
+    return commits().Includes(slot.group(), slot.record().generation(), round);
   }
   // Whether the round has the values of one group, with which the run begins.
   bool TakesFirstValues(uint32_t round) const {

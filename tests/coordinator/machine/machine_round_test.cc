@@ -35,8 +35,8 @@ class MachineRoundTest : public MachineTest {
     adopted.set_digest(lead.start->digest());
     cluster_.Send(lead, adopted);
   }
-  static v1::RunSpec WithQuorum(uint32_t quorum) {
-    v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+  static v1::RunSpec WithQuorum(uint32_t quorum, uint32_t groups = 2) {
+    v1::RunSpec spec = MakeSpec(groups, 1, 5, 100);
     spec.mutable_averaging()->set_quorum(quorum);
     spec.mutable_averaging()->set_min_grace_ms(1000);
     return spec;
@@ -231,6 +231,61 @@ TEST_F(MachineRoundTest, RetransmissionsAreIdempotent) {
   EXPECT_TRUE(LastDecision(run, 0).included());
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_EQ(cluster_.RunStatus(run).payload_bytes_across_groups(), bytes);
+}
+
+// Group 0 loses its stream with the decision, and returns within its lease after later rounds.
+TEST_F(MachineRoundTest, LostDecisionIsRepeatedAfterLaterRounds) {
+  for (const bool restarts : {false, true}) {
+    SCOPED_TRACE(restarts);
+    const std::string run = Begin(3, WithQuorum(2, /*groups=*/3));
+    FakeWorker& lead = cluster_.Lead(run, 0);
+    const v1::Contributed sent = cluster_.ContributionOf(lead);
+    Train(run, 0);
+    lead.alive = false;
+    cluster_.Cut(lead);
+    for (uint32_t version = 1; version <= 3; ++version) {
+      for (const uint32_t group : {1, 2}) Train(run, group);
+      cluster_.Run(absl::Seconds(2));
+      ASSERT_EQ(cluster_.RunStatus(run).version(), version);
+    }
+    ASSERT_EQ(cluster_.Commit(run, 1)->participants_size(), 3);
+    ASSERT_EQ(cluster_.Commit(run, 3)->participants_size(), 2);
+    if (restarts) cluster_.RestartCoordinator();
+    lead.alive = true;
+    lead.contributed = sent;
+    cluster_.Reconnect(lead);
+    EXPECT_TRUE(LastDecision(run, 0).included());
+    EXPECT_EQ(LastDecision(run, 0).round(), 1U);
+    EXPECT_EQ(LastDecision(run, 0).version(), 3U);
+    EXPECT_TRUE(LastDecision(run, 0).catch_up()) << "the others train already";
+    EXPECT_EQ(cluster_.Counter("refused_closed_round"), 0U);
+    cluster_.StopRun(run);
+  }
+}
+
+// A group that is formed again learns which contribution of its earlier generations is included.
+TEST_F(MachineRoundTest, StartNamesTheIncludedContribution) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  EXPECT_FALSE(cluster_.Lead(run, 0).start->has_included());
+  for (const uint32_t round : {1, 2}) {
+    for (const uint32_t group : {0, 1}) Train(run, group);
+    ASSERT_EQ(cluster_.RunStatus(run).version(), round);
+    const uint32_t generation = cluster_.Lead(run, 0).place().generation();
+    // This contribution ends with the generation.
+    Train(run, 0);
+    cluster_.RestartCoordinator();
+    cluster_.Fail(cluster_.Lead(run, 0));
+    const v1::Start& start = *cluster_.Lead(run, 0).start;
+    ASSERT_GT(start.place().generation(), generation);
+    EXPECT_EQ(start.included().group(), 0U);
+    EXPECT_EQ(start.included().round(), round);
+    EXPECT_EQ(start.included().generation(), generation);
+  }
+  // Aggregators store it with the version.
+  const v1::Apply& newest = cluster_.aggregators()[0].shards[run].newest;
+  ASSERT_EQ(newest.included_size(), 2);
+  EXPECT_EQ(newest.included(1).group(), 1U);
+  EXPECT_EQ(newest.included(1).round(), newest.round());
 }
 
 struct InvalidContribution {
