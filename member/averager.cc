@@ -4,9 +4,12 @@
 // device may code the contributions of its part itself (ContributionCoder); the weights then do not
 // pass through host memory.
 //
-// Vaults. The optimizer's states at a contribution, and what codes have left out of it, belong to
-// the version that includes the contribution. They are kept in the vaults under that version until
-// it is adopted, so that the next generation of the group starts from whichever version it gets.
+// Vaults. The optimizer's states at a contribution are kept in a vault under the version that its
+// round makes, so that the next generation of the group starts from whichever version it gets. What
+// is carried over to the next contribution depends on whether the version includes this one: until
+// the group knows, another vault has the change and what its code has left out. The group learns it
+// from the decision or, if its generation ends before, the next one from Start.included. So every
+// change is in the model once, or in what is carried.
 #include "member/averager.h"
 
 #include <algorithm>
@@ -86,8 +89,8 @@ bool Averager::KeepsStates() const {
   return options_.states != nullptr && has_shards() && model_.has_states();
 }
 
-bool Averager::KeepsResiduals() const {
-  return options_.residuals != nullptr && codes_up_ && has_shards();
+bool Averager::KeepsCarried() const {
+  return options_.residuals != nullptr && has_shards() && KeepsChanges(averaging_);
 }
 
 absl::Status Averager::GatherPart() {
@@ -133,7 +136,7 @@ absl::Status Averager::BeginStage(const RankProtocol::Stage& stage, uint32_t ver
   if (!coder_codes) return absl::OkStatus();
   transferred_ += options_.runtime->clock().Now() - begin;
   // While the frames are staged.
-  return KeepStagedResidual(version);
+  return KeepStaged(version);
 }
 
 absl::Status Averager::FinishStage(uint32_t version, Traffic* traffic) {
@@ -148,7 +151,7 @@ absl::Status Averager::FinishStage(uint32_t version, Traffic* traffic) {
     counters_.Add("staged_payload_bytes", traffic->payload_sent);
     counters_.Add("staged_message_bytes", traffic->message_sent);
   }
-  return coder_ == nullptr ? KeepStagedResidual(version) : absl::OkStatus();
+  return coder_ == nullptr ? KeepStaged(version) : absl::OkStatus();
 }
 
 // ---- Versions
@@ -170,7 +173,7 @@ absl::Status Averager::MakeInitial() {
   if (!states.empty() && states.front().name == kContributionResidual) {
     exchange_->SetCarried(state_values_.front());
     // The next generation may start from a later version, which does not include it.
-    if (KeepsResiduals()) CADRE_RETURN_IF_ERROR(KeepResidual(0, /*included=*/false));
+    if (KeepsCarried()) CADRE_RETURN_IF_ERROR(KeepCarried());
   }
   ForgetStates();
   has_version_ = true;
@@ -211,16 +214,14 @@ absl::Status Averager::FinishPull(const RankProtocol::Pull& pull, Traffic* traff
   CADRE_RETURN_IF_ERROR(group().Barrier());
   const uint32_t late = exchange_->Adopt(pull.included);
   *kept = pull.included || (has_version_ && exchange_->keeps_late_changes() && late == 0);
-  if (late > 0) {
-    LOG(WARNING) << "what this rank has learned for a round that went on without its group is "
-                    "dropped: it would be "
-                 << late << " rounds late, and averaging.staleness.max_rounds is "
-                 << averaging_.staleness().max_rounds();
-    counters_.Add("changes_dropped");
-  }
-  // A group that has just begun has kept nothing yet that its vaults do not have.
-  if (KeepsResiduals() && has_version_ && !pull.included) {
-    CADRE_RETURN_IF_ERROR(KeepResidual(pull.version, /*included=*/false));
+  ReportDropped(late);
+  // Before its first version, a group has contributed nothing.
+  if (KeepsCarried() && has_version_) {
+    options_.residuals->Settle(pull.version,
+                               [&](uint32_t round, uint32_t /*generation*/, auto& tensors) {
+                                 Settle(round, pull.version, pull.included, tensors);
+                                 return true;
+                               });
   }
   CADRE_RETURN_IF_ERROR(StorePart());
   if (coder_ != nullptr) CADRE_RETURN_IF_ERROR(coder_->Adopt());
@@ -234,11 +235,6 @@ void Averager::CountPulled(const Traffic& traffic) {
   counters_.Add("pulled_message_bytes", traffic.message_received);
 }
 
-void Averager::OnAdopted(uint32_t version) {
-  if (KeepsStates()) options_.states->Adopted(version);
-  if (KeepsResiduals()) options_.residuals->Adopted(version);
-}
-
 absl::Status Averager::Merge() {
   CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/false));
   exchange_->Merge();
@@ -247,11 +243,45 @@ absl::Status Averager::Merge() {
 
 // ---- What survives the generation
 
-// The states of version 0 are zero, or those of a checkpoint.
-absl::Status Averager::Restore(uint32_t version) {
+// The states of version 0 are zero, or those of a checkpoint. A contribution of an earlier
+// generation that the version does not include is late, and kept as that of a group that goes on;
+// but if the version includes one of the same round or a later one, the steps of the contribution
+// have been repeated.
+absl::Status Averager::Restore(uint32_t version, const v1::IncludedContribution& included) {
   if (version > 0 && KeepsStates()) CADRE_RETURN_IF_ERROR(RestoreStates(version));
-  if (version > 0 && KeepsResiduals()) CADRE_RETURN_IF_ERROR(RestoreResidual(version));
-  return absl::OkStatus();
+  if (!KeepsCarried()) return absl::OkStatus();
+  uint32_t late = 0;
+  options_.residuals->Settle(version, [&](uint32_t round, uint32_t generation, auto& tensors) {
+    const bool is_included = included.round() == round && included.generation() == generation;
+    if (tensors.size() > 1 && !is_included && included.round() >= round) return false;
+    late = std::max(late, Settle(round, version, is_included, tensors));
+    return true;
+  });
+  ReportDropped(late);
+  return version > 0 ? RestoreCarried(version) : absl::OkStatus();
+}
+
+uint32_t Averager::Settle(uint32_t round, uint32_t version, bool included,
+                          std::vector<std::vector<float>>& tensors) const {
+  if (tensors.size() == 1) return 0;
+  const KeptShare share = KeptShareOf(averaging_, round, version, included);
+  std::vector<float> kept = std::move(tensors[included ? 1 : 0]);
+  for (size_t i = 0; i < kept.size(); ++i) {
+    kept[i] *= share.factor;
+    if (tensors.size() > 2) kept[i] += tensors[2][i];
+  }
+  tensors.clear();
+  tensors.push_back(std::move(kept));
+  return share.dropped;
+}
+
+void Averager::ReportDropped(uint32_t late) {
+  if (late == 0) return;
+  LOG(WARNING) << "what this rank has learned for a round that went on without its group is "
+                  "dropped: it would be "
+               << late << " rounds late, and averaging.staleness.max_rounds is "
+               << averaging_.staleness().max_rounds();
+  counters_.Add("changes_dropped");
 }
 
 // Requires: the weights of the first version are stored.
@@ -274,23 +304,18 @@ absl::Status Averager::RestoreStates(uint32_t version) {
   return model_.Store(/*states=*/true);
 }
 
-absl::Status Averager::RestoreResidual(uint32_t version) {
-  std::vector<float> values(part_.positions.size());
-  StateVault::States residual = ResidualIn(values);
+absl::Status Averager::RestoreCarried(uint32_t version) {
+  std::vector<float> values;
+  CADRE_RETURN_IF_ERROR(exchange_->Carried(&values));
+  StateVault::States carried;
+  carried.tensors.push_back(ExchangedIn(values));
   CADRE_ASSIGN_OR_RETURN(const int64_t found,
-                         options_.residuals->Restore(version, &residual, group()));
+                         options_.residuals->Restore(version, &carried, group()));
   LOG_IF(INFO, group().index() == 0 && found > 0)
-      << "the ranks hold what the codes have left out of " << found << " of "
+      << "the ranks hold what earlier contributions have left of " << found << " of "
       << model_.index().size() << " elements before version " << version;
   if (found > 0) exchange_->SetCarried(values);
   return absl::OkStatus();
-}
-
-StateVault::States Averager::ResidualIn(std::span<float> values) const {
-  StateVault::States states;
-  states.tensors.push_back(ExchangedIn(values));
-  for (const Owned& each : exchanged_) states.updates.push_back({each.positions});
-  return states;
 }
 
 std::vector<Owned> Averager::ExchangedIn(std::span<float> values) const {
@@ -302,23 +327,35 @@ std::vector<Owned> Averager::ExchangedIn(std::span<float> values) const {
   return owned;
 }
 
-absl::Status Averager::KeepResidual(uint32_t version, bool included) {
-  CADRE_RETURN_IF_ERROR(exchange_->Carried(included, &residual_));
-  options_.residuals->Keep(version, ResidualIn(residual_));
+void Averager::KeepInVault(uint32_t version, std::span<std::vector<float>* const> tensors) {
+  StateVault::States states;
+  for (std::vector<float>* const values : tensors) states.tensors.push_back(ExchangedIn(*values));
+  for (const Owned& each : exchanged_) states.updates.push_back({each.positions});
+  options_.residuals->Keep(version, states);
+}
+
+absl::Status Averager::KeepCarried() {
+  std::vector<float> values;
+  CADRE_RETURN_IF_ERROR(exchange_->Carried(&values));
+  std::vector<float>* const tensors[] = {&values};
+  KeepInVault(0, tensors);
   return options_.residuals->Replicate(group());
 }
 
-// The next generation may start from a version that includes the contribution.
-absl::Status Averager::KeepStagedResidual(uint32_t version) {
-  if (!KeepsResiduals() || !has_version_) return absl::OkStatus();
-  return KeepResidual(version + 1, /*included=*/true);
+absl::Status Averager::KeepStaged(uint32_t version) {
+  if (!KeepsCarried() || !has_version_) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(exchange_->WhatMayBeKept(&keepable_));
+  std::vector<std::vector<float>*> tensors = {&keepable_.change, &keepable_.left_out};
+  if (!keepable_.rest.empty()) tensors.push_back(&keepable_.rest);
+  KeepInVault(version + 1, tensors);
+  return options_.residuals->Replicate(group());
 }
 
 absl::Status Averager::HandOver(uint32_t version, const std::vector<bool>& leaving) {
   if (KeepsStates()) {
     CADRE_RETURN_IF_ERROR(options_.states->HandOver(version, leaving, group()));
   }
-  if (!KeepsResiduals()) return absl::OkStatus();
+  if (!KeepsCarried()) return absl::OkStatus();
   return options_.residuals->HandOver(version, leaving, group());
 }
 
@@ -357,7 +394,7 @@ absl::StatusOr<std::vector<AveragingState>> Averager::States(uint32_t version,
   std::vector<AveragingState> states = MakeStates();
   if (states.empty()) return states;
   if (codes_up_) {
-    CADRE_RETURN_IF_ERROR(exchange_->Carried(/*included=*/false, &state_values_.front()));
+    CADRE_RETURN_IF_ERROR(exchange_->Carried(&state_values_.front()));
   }
   const size_t own = codes_up_ ? 1 : 0;
   const absl::Status pulled =

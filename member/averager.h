@@ -80,14 +80,13 @@ class Averager {
   absl::Status BeginPull(uint32_t version);
   // Overwrites the model with the version. `kept`: as in TrainedModel::OnAdopted.
   absl::Status FinishPull(const RankProtocol::Pull& pull, Traffic* traffic, bool* kept);
-  // The pulled version has the right digest.
-  void OnAdopted(uint32_t version);
   // Adds what the steps of the overlap have changed.
   absl::Status Merge();
 
   // ---- What survives the generation
-  // Restores what the vaults have for the version from which the generation starts.
-  absl::Status Restore(uint32_t version);
+  // Restores what the vaults have for the version from which the generation starts, which includes
+  // this contribution of the group.
+  absl::Status Restore(uint32_t version, const v1::IncludedContribution& included);
   // The ranks that leave give to others what their vaults have.
   absl::Status HandOver(uint32_t version, const std::vector<bool>& leaving);
   // The states of the adopted version for a checkpoint; without those of the shards, and with a
@@ -101,7 +100,7 @@ class Averager {
   bool merges() const;
   // Equal on all ranks.
   bool KeepsStates() const;
-  bool KeepsResiduals() const;
+  bool KeepsCarried() const;
 
   absl::Status MakeCoder();
   // The fetched weights become those that are exchanged, or the reverse.
@@ -109,12 +108,20 @@ class Averager {
   absl::Status StorePart();
   absl::Status OfferInitial();
   absl::Status RestoreStates(uint32_t version);
-  absl::Status RestoreResidual(uint32_t version);
-  absl::Status KeepResidual(uint32_t version, bool included);
-  absl::Status KeepStagedResidual(uint32_t version);
+  absl::Status RestoreCarried(uint32_t version);
+  // A vault holds what is carried as one tensor, or what may be kept of a contribution as several,
+  // until the decision on it is known.
+  absl::Status KeepCarried();
+  absl::Status KeepStaged(uint32_t version);
+  // Of what may be kept, keeps what follows from the decision on the contribution to `round`, with
+  // which the group continues from `version`. Returns as ShardExchange::Adopt.
+  uint32_t Settle(uint32_t round, uint32_t version, bool included,
+                  std::vector<std::vector<float>>& tensors) const;
+  // The change is `late` rounds late; 0: it is not.
+  void ReportDropped(uint32_t late);
   // `values` as those of the positions that this rank exchanges, and these as states of a vault.
   std::vector<Owned> ExchangedIn(std::span<float> values) const;
-  StateVault::States ResidualIn(std::span<float> values) const;
+  void KeepInVault(uint32_t version, std::span<std::vector<float>* const> tensors);
   // What a checkpoint contains, as zeros in state_values_. What codes have left out of
   // contributions is the first state, if there is any.
   std::vector<AveragingState> MakeStates();
@@ -141,7 +148,7 @@ class Averager {
   // The values of MakeStates.
   std::vector<std::vector<float>> state_values_;
   // What was kept last. The memory is used again, because page faults would cost more than copies.
-  std::vector<float> residual_;
+  ShardExchange::Keepable keepable_;
   // Null: the exchange codes contributions.
   std::unique_ptr<ContributionCoder> coder_;
   std::unique_ptr<ShardExchange> exchange_;

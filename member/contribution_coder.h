@@ -40,9 +40,11 @@ class ContributionCoder {
   // times the change. Requires: Encode was called after Adopt.
   virtual void Carry(size_t shard, bool left_out, float factor) = 0;
 
-  // Copies what is carried or, with `left_out`, what the frames leave out, in order of positions.
-  // Blocks. Requires: `values` has the size of the part.
-  virtual absl::Status CopyOut(bool left_out, std::span<float> values) = 0;
+  // What is carried, or of the last change: the change, or what the frames leave out of it.
+  enum class Kind { kCarried, kChange, kLeftOut };
+  // Copies values in order of positions; the change has statistics as they are. Blocks. Requires:
+  // `values` has the size of the part.
+  virtual absl::Status CopyOut(Kind kind, std::span<float> values) = 0;
   virtual void SetCarried(std::span<const float> values) = 0;
 
   // Bytes of the device's memory that the coder holds.

@@ -418,7 +418,6 @@ class MemberLoop {
     step_ = pull.step;
     model_.MoveTo(step_);
     if (result.digest == pull.digest) {
-      averager_->OnAdopted(pull.version);
       model_.OnAdopted(kept);
       counters_.Add("versions_adopted");
       if (!ContributesAgain()) CADRE_RETURN_IF_ERROR(Leave(pull.version, totals.leaving));
@@ -443,7 +442,7 @@ class MemberLoop {
 
   absl::Status Do(const RankProtocol::Begin& /*begin*/, std::optional<RankProtocol::Event>* event) {
     progress_.Enter(v1::ACTIVITY_PREPARING);
-    CADRE_RETURN_IF_ERROR(averager_->Restore(start().version()));
+    CADRE_RETURN_IF_ERROR(averager_->Restore(start().version(), start().included()));
     if (!averager_->has_shards()) CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint({}, failure_));
     CADRE_RETURN_IF_ERROR(model_.Gather());
     if (start().next_step() == 0) {

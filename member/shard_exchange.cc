@@ -24,7 +24,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,17 +60,6 @@ void CopyTo(const std::vector<float>& values, const std::vector<Owned>& parts) {
   }
 }
 
-// With all defaults filled in.
-std::optional<v1::Staleness> StalenessOf(const v1::Averaging& averaging) {
-  if (!averaging.has_staleness()) return std::nullopt;
-  v1::Staleness filled = averaging.staleness();
-  if (!filled.has_weight()) {
-    const std::optional<v1::Coding> up = CodingOf(averaging.up());
-    filled.set_weight(up ? up->error_feedback() : 0.5F);
-  }
-  return filled;
-}
-
 }  // namespace
 
 ShardExchange::ShardExchange(Runtime& runtime, const v1::Assignment& assignment,
@@ -86,7 +74,7 @@ ShardExchange::ShardExchange(Runtime& runtime, const v1::Assignment& assignment,
       down_(CodingOf(assignment.spec().averaging().down())),
       overlap_(assignment.spec().averaging().overlap()),
       fragments_(FragmentsOf(assignment.spec().averaging())),
-      staleness_(StalenessOf(assignment.spec().averaging())),
+      averaging_(assignment.spec().averaging()),
       runtime_(runtime),
       control_(control),
       coder_(options.coder) {
@@ -123,7 +111,7 @@ ShardExchange::~ShardExchange() {
 
 int64_t ShardExchange::ExpectedBytes() const {
   // The version, the staged values or what their frame leaves out, the change, what is carried.
-  int64_t buffers = up_ || staleness_ ? 4 : 2;
+  int64_t buffers = KeepsChanges(averaging_) ? 4 : 2;
   if (overlap_.steps() > 0) ++buffers;
   if (overlap_.steps() > 0 || fragments_ > 1) ++buffers;
   int64_t elements = 0;
@@ -409,56 +397,57 @@ void ShardExchange::AdoptInitial() {
   }
 }
 
-ShardExchange::Kept ShardExchange::KeptOf(const Shard& shard, const Contribution& contribution,
-                                          bool included) const {
-  const uint32_t version = shard.version_number.value_or(0);
-  const bool is_late = !included && version >= contribution.round;
-  const uint32_t late = is_late ? version + 1 - contribution.round : 0;
-  const bool dropped = staleness_ && late > staleness_->max_rounds();
-  float factor = 1;
-  if (included) factor = up_ ? up_->error_feedback() : 0;
-  if (late > 0) {
-    factor = std::pow(staleness_ ? staleness_->weight() : up_->error_feedback(),
-                      static_cast<float>(late));
+uint32_t ShardExchange::KeepChange(Shard& shard, bool included) const {
+  if (!shard.contribution || (coder_ == nullptr && !HasChange(shard))) return 0;
+  const KeptShare share = KeptShareOf(averaging_, shard.contribution->round,
+                                      shard.version_number.value_or(0), included);
+  if (coder_ != nullptr) {
+    coder_->Carry(shard.id, /*left_out=*/included, share.factor);
+    return share.dropped;
   }
-  if (dropped) return {.factor = 0, .dropped = late};
-  return {.factor = factor};
-}
-
-uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
-                                   std::span<float> carried) const {
-  if (!HasChange(shard)) return 0;
-  const Kept is = KeptOf(shard, *shard.contribution, included);
+  shard.carried.resize(ElementsOf(shard.parts));
   // A change in fp32 has left nothing out.
   const std::vector<float>& kept = included ? shard.left_out : shard.change;
   ForEachValue(shard, shard.contribution->parts, [&](int64_t i, int64_t p, bool trained) {
-    carried[p] = trained && !kept.empty() ? is.factor * kept[i] : 0;
+    shard.carried[p] = trained && !kept.empty() ? share.factor * kept[i] : 0;
   });
-  return is.dropped;
+  return share.dropped;
 }
 
-absl::Status ShardExchange::Carried(bool included, std::vector<float>* values) const {
-  int64_t size = 0;
-  for (const Shard& shard : shards_) size += ElementsOf(shard.parts);
-  values->resize(size);
+absl::Status ShardExchange::Carried(std::vector<float>* values) const {
+  values->clear();
+  for (const Shard& shard : shards_) {
+    values->insert(values->end(), shard.carried.begin(), shard.carried.end());
+    values->resize(values->size() + ElementsOf(shard.parts) - shard.carried.size());
+  }
+  return coder_ == nullptr ? absl::OkStatus()
+                           : coder_->CopyOut(ContributionCoder::Kind::kCarried, *values);
+}
+
+absl::Status ShardExchange::WhatMayBeKept(Keepable* keepable) const {
+  CADRE_RETURN_IF_ERROR(Carried(&keepable->rest));
+  keepable->change.assign(keepable->rest.size(), 0);
+  keepable->left_out.assign(keepable->rest.size(), 0);
   if (coder_ != nullptr) {
+    using Kind = ContributionCoder::Kind;
     for (const Shard& shard : shards_) {
       if (shard.contribution) CADRE_RETURN_IF_ERROR(shard.contribution->coded);
     }
-    CADRE_RETURN_IF_ERROR(coder_->CopyOut(/*left_out=*/included, *values));
-    if (included) {
-      for (float& value : *values) value *= up_->error_feedback();
-    }
-    return absl::OkStatus();
+    CADRE_RETURN_IF_ERROR(coder_->CopyOut(Kind::kChange, keepable->change));
+    CADRE_RETURN_IF_ERROR(coder_->CopyOut(Kind::kLeftOut, keepable->left_out));
   }
-  std::span<float> rest = *values;
+  int64_t before = 0;
   for (const Shard& shard : shards_) {
-    const std::span<float> carried = rest.first(ElementsOf(shard.parts));
-    rest = rest.subspan(carried.size());
-    std::fill(std::copy(shard.carried.begin(), shard.carried.end(), carried.begin()), carried.end(),
-              0.0F);
-    if (included) KeepChange(shard, included, carried);
+    ForEachValue(shard, shard.contribution->parts, [&](int64_t i, int64_t p, bool trained) {
+      float& change = keepable->change[before + p];
+      if (coder_ == nullptr) change = shard.change[i];
+      if (!trained) change = 0;
+      if (!shard.left_out.empty()) keepable->left_out[before + p] = shard.left_out[i];
+      keepable->rest[before + p] = 0;
+    });
+    before += ElementsOf(shard.parts);
   }
+  if (fragments_ == 1) keepable->rest.clear();
   return absl::OkStatus();
 }
 
@@ -476,13 +465,7 @@ uint32_t ShardExchange::Adopt(bool included) {
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
-    if (coder_ != nullptr && shard.contribution) {
-      const Kept kept = KeptOf(shard, *shard.contribution, included);
-      coder_->Carry(shard.id, /*left_out=*/included, kept.factor);
-      dropped = std::max(dropped, kept.dropped);
-    }
-    if (HasChange(shard)) shard.carried.resize(ElementsOf(shard.parts));
-    dropped = std::max(dropped, KeepChange(shard, included, shard.carried));
+    dropped = std::max(dropped, KeepChange(shard, included));
     if (overlap_.steps() > 0 || fragments_ > 1) PrepareMerge(shard);
     CopyTo(shard.version, shard.parts);
     shard.contribution.reset();

@@ -40,6 +40,7 @@
 #include "member/contribution_coder.h"
 #include "member/group_control.h"
 #include "member/held_values.h"
+#include "member/kept_change.h"
 #include "member/owned.h"
 #include "member/runtime.h"
 #include "member/trainer_progress.h"
@@ -104,7 +105,7 @@ class ShardExchange {
   uint32_t Adopt(bool included) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether a change that is not late by too many rounds is kept for the next contribution.
   bool keeps_late_changes() const {
-    return staleness_ ? staleness_->weight() > 0 : up_ && up_->error_feedback() > 0;
+    return KeepsChanges(averaging_) && KeptShareOf(averaging_, 1, 1, /*included=*/false).factor > 0;
   }
   // Merges the owned values, which are those of the version, with what they were before: of what
   // the last round has exchanged, with the change since the last contribution (run.proto, Overlap);
@@ -120,11 +121,20 @@ class ShardExchange {
   absl::Status PullState(uint32_t version, uint32_t state, std::span<float> values,
                          Traffic* traffic);
 
-  // Stores what will be added to the changes of later contributions, in order of positions: after
-  // the last adoption or, if `included`, once a version includes the last contribution, which must
-  // be staged, or at least begun to be staged by a coder. Requires: contributions are coded.
-  // Errors: those of the coder.
-  absl::Status Carried(bool included, std::vector<float>* values) const;
+  // Stores what is added to the change of the next contribution, in order of positions. Requires:
+  // KeepsChanges. Errors: those of the coder.
+  absl::Status Carried(std::vector<float>* values) const;
+  // Of the last contribution, which must be staged, or at least begun to be staged by a coder: the
+  // change, and what its code has left out, in order of positions, of which Adopt will carry a
+  // share; and what is carried of values that the contribution did not exchange, if it was a
+  // fragment.
+  struct Keepable {
+    std::vector<float> change;
+    std::vector<float> left_out;
+    std::vector<float> rest;
+  };
+  // Requires and Errors: as Carried.
+  absl::Status WhatMayBeKept(Keepable* keepable) const;
   // Requires: nothing was contributed yet; a value for each position of the rank.
   void SetCarried(std::span<const float> carried);
 
@@ -188,7 +198,7 @@ class ShardExchange {
   std::vector<Owned> PartsOf(const Shard& shard, uint32_t fragment) const;
   std::vector<ExchangeUnit> UnitsOf(const std::vector<Owned>& parts) const;
   // Whether contributions have changes that may have to be kept, in buffers of the exchange.
-  bool keeps_changes() const { return coder_ == nullptr && (up_ || staleness_); }
+  bool keeps_changes() const { return coder_ == nullptr && KeepsChanges(averaging_); }
   bool HasChange(const Shard& shard) const {
     return keeps_changes() && shard.contribution && !shard.contribution->parts.empty();
   }
@@ -204,16 +214,8 @@ class ShardExchange {
   std::span<const std::byte> BytesOf(const Shard& shard) const {
     return up_ ? std::as_bytes(std::span(shard.frame)) : std::as_bytes(std::span(shard.staged));
   }
-  // What is kept of the last contribution: a share of its change or, if the version includes it, of
-  // what its frame leaves out.
-  struct Kept {
-    float factor = 0;
-    // As Adopt.
-    uint32_t dropped = 0;
-  };
-  Kept KeptOf(const Shard& shard, const Contribution& contribution, bool included) const;
-  // Updates `carried` after the adoption of a version, if there is a change. As Adopt.
-  uint32_t KeepChange(const Shard& shard, bool included, std::span<float> carried) const;
+  // Updates what is carried after the adoption of a version, if there is a change. As Adopt.
+  uint32_t KeepChange(Shard& shard, bool included) const;
   // Computes shard.merged from the owned values, before they are overwritten.
   void PrepareMerge(Shard& shard) const;
   v1::PullRequest RequestOf(const std::vector<Owned>& parts, uint32_t version) const;
@@ -236,8 +238,7 @@ class ShardExchange {
   const std::optional<v1::Coding> down_;
   const v1::Overlap overlap_;
   const uint32_t fragments_;
-  // Nothing: late changes are lost.
-  const std::optional<v1::Staleness> staleness_;
+  const v1::Averaging averaging_;
   Runtime& runtime_;
   GroupControl& control_;
   ContributionCoder* const coder_;

@@ -261,16 +261,9 @@ void StateVault::Enter(const v1::Assignment& assignment) {
   lineage_ = assignment.lineage();
   group_ = assignment.place().group();
   generation_ = assignment.place().generation();
-  contributed_ = false;
   receivers_.clear();
   hosts_.clear();
   for (const std::string& peer : assignment.peers()) hosts_.push_back(HostOf(peer));
-}
-
-StateVault::Snapshot* StateVault::Find(uint32_t version) {
-  const auto it = std::find_if(snapshots_.begin(), snapshots_.end(),
-                               [&](const Snapshot& each) { return each.version == version; });
-  return it == snapshots_.end() ? nullptr : &*it;
 }
 
 void StateVault::DropFrom(uint32_t version) {
@@ -313,11 +306,13 @@ void StateVault::Keep(uint32_t round, const States& states) {
   }
   Fill(round, states, snapshot);
   Push(std::move(snapshot));
-  contributed_ = true;
 }
 
-void StateVault::Adopted(uint32_t version) {
-  if (std::exchange(contributed_, false)) snapshots_.front().version = version;
+void StateVault::Settle(uint32_t version, SettleSnapshot settle) {
+  DropFrom(version + 1);
+  std::erase_if(snapshots_, [&](Snapshot& each) {
+    return !settle(each.version, each.generation, each.tensors);
+  });
 }
 
 absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Communicator& group) {
@@ -348,7 +343,6 @@ absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Co
   uint64_t found = elements;
   CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span(&found, 1)));
   Push(std::move(restored));
-  contributed_ = false;
   return found;
 }
 
@@ -386,8 +380,8 @@ absl::Status StateVault::HandOver(uint32_t version, const std::vector<bool>& lea
     while (leaving[receivers[rank]]) receivers[rank] = (receivers[rank] + 1) % ranks;
   }
   DropFrom(version + 1);
-  if (Snapshot* const mine = Find(version)) {
-    CADRE_RETURN_IF_ERROR(Give(*mine, receivers, group));
+  if (!snapshots_.empty()) {
+    CADRE_RETURN_IF_ERROR(Give(snapshots_.front(), receivers, group));
   } else {
     Snapshot received{.version = version};
     CADRE_RETURN_IF_ERROR(Give(received, receivers, group));

@@ -4,7 +4,7 @@
 //
 // Optimizer states belong to a group: they are not averaged, and no aggregator has them. A snapshot
 // contains the states of the slices that a rank owned when it contributed to a round; they change
-// only in training, so they belong to the version that the group adopts afterwards. The next
+// only in training, so they belong to whichever version the group adopts afterwards. The next
 // generation may start from the version of the last contribution, if the group was ended after the
 // round was closed, or else from the version before it. So the vault holds at most two snapshots.
 //
@@ -31,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
@@ -57,9 +58,12 @@ class StateVault {
   void Keep(uint32_t round, const States& states);
   // A collective, after Keep on all ranks: copies the snapshots to other ranks.
   absl::Status Replicate(Communicator& group);
-  // The group has adopted `version`: the last snapshot of this generation, if there is one, belongs
-  // to it, although the group's contribution may have been refused.
-  void Adopted(uint32_t version);
+  // Snapshots of later versions are dropped, since the run does not have these. `settle` receives
+  // the others, with their round and generation, and may change their tensors; false: the snapshot
+  // is dropped.
+  using SettleSnapshot = absl::FunctionRef<bool(uint32_t round, uint32_t generation,
+                                                std::vector<std::vector<float>>& tensors)>;
+  void Settle(uint32_t version, SettleSnapshot settle);
 
   // A collective. Overwrites the values of `states`, and its updates, with what the ranks hold for
   // `version`, or else for the newest version before it, and then keeps them for `version`. Returns
@@ -67,7 +71,7 @@ class StateVault {
   // Drops snapshots of later versions, which the run does not have.
   absl::StatusOr<int64_t> Restore(uint32_t version, States* states, Communicator& group);
 
-  // A collective. Ranks i with leaving[i] give their snapshots of `version` to the next rank that
+  // A collective. Ranks i with leaving[i] give their snapshots for `version` to the next rank that
   // stays. When it returns, these ranks have them.
   absl::Status HandOver(uint32_t version, const std::vector<bool>& leaving, Communicator& group);
 
@@ -79,7 +83,6 @@ class StateVault {
     // For each state tensor, the values of the positions in order.
     std::vector<std::vector<float>> tensors;
   };
-  Snapshot* Find(uint32_t version);
   // `snapshot` becomes one of the states.
   void Fill(uint32_t version, const States& states, Snapshot& snapshot) const;
   // Replaces snapshots of its version and of later ones.
@@ -99,8 +102,6 @@ class StateVault {
   std::vector<int> receivers_;
   uint32_t group_ = 0;
   uint32_t generation_ = 0;
-  // Whether snapshots_.front() was made in this generation, at a contribution.
-  bool contributed_ = false;
   // The newest first.
   std::deque<Snapshot> snapshots_;
 };

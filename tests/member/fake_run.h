@@ -64,6 +64,12 @@ class FakeRun {
           << outcome.status;
     });
   }
+  // The same, but round v closes without the contribution of the group, whose generation ends.
+  void TrainWithoutCommit(int ranks, const TrainRank& train, uint32_t group = 0) {
+    commits_ = false;
+    Train(ranks, 1, train, group);
+    commits_ = true;
+  }
   // The aggregator refuses the group's generations up to now.
   void Fence(uint32_t group = 0) {
     server_.host().Fence(testing::FenceOf("run-1", group, ++generation_));
@@ -83,13 +89,18 @@ class FakeRun {
       start.set_step(run.newest_.step());
       start.set_digest(run.newest_.digest());
       start.set_total_steps(100);
+      *start.mutable_included() = run.included_;
+    }
+    absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration timeout) override {
+      if (!run_.commits_) return absl::CancelledError("the generation has ended");
+      return RecordingControl::AwaitDecision(timeout);
     }
     void Send(const TrainingReport& report) override {
       RecordingControl::Send(report);
       const auto* adoption = std::get_if<v1::Adopted>(&report);
       if (adoption != nullptr && run_.adopted_) run_.adopted_(*adoption);
       const auto* message = std::get_if<v1::Contributed>(&report);
-      if (message == nullptr) return;
+      if (message == nullptr || !run_.commits_) return;
       run_.Commit(*message, ranks_);
       if (message->round() < last_) decisions.push_back(run_.newest_);
     }
@@ -125,6 +136,11 @@ class FakeRun {
     newest_.set_step(contributed.step());
     newest_.set_next_step(contributed.step() + 4);
     newest_.set_digest(applied->digest());
+    // The runs of these tests repeat rounds of group 0 only.
+    if (participant.group() == 0) {
+      included_.set_round(contributed.round());
+      included_.set_generation(participant.generation());
+    }
   }
 
   const v1::RunSpec spec_;
@@ -132,6 +148,9 @@ class FakeRun {
   testing::RoundsServer server_;
   std::function<void(const v1::Adopted&)> adopted_;
   v1::Decision newest_;
+  // The newest contribution of group 0 that `newest_` includes.
+  v1::IncludedContribution included_;
+  bool commits_ = true;
   uint32_t generation_ = 0;
 };
 

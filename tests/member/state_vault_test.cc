@@ -207,13 +207,38 @@ TEST_F(StateVaultTest, OlderVersionsHaveWhatTheNewestLacks) {
   });
 }
 
-TEST_F(StateVaultTest, StatesOfARefusedContributionBelongToTheAdoptedVersion) {
-  Contribute(1, {2, 0}, 4, 4);
-  for (StateVault& vault : vaults_) vault.Adopted(7);
-  ExpectRestored(2, {2, 5}, 7, 4);
-  // The first version of a generation does not belong to snapshots of the one before.
-  for (StateVault& vault : vaults_) vault.Adopted(8);
-  ExpectRestored(3, {2, 5}, 7, 4);
+// Which of two tensors is kept depends on the decision on a contribution.
+TEST_F(StateVaultTest, SnapshotsAreSettled) {
+  Contribute(1, {2, 0}, 3, 3);
+  Contribute(2, {2, 0}, 4, 4);
+  Contribute(3, {2, 0}, 5, 5);
+  for (int rank = 0; rank < 2; ++rank) {
+    std::vector<std::pair<uint32_t, uint32_t>> seen;
+    vaults_[rank].Settle(4, [&](uint32_t round, uint32_t generation, auto& tensors) {
+      seen.emplace_back(round, generation);
+      EXPECT_EQ(tensors.size(), size_t{kTensors});
+      tensors = {tensors[1]};
+      return round == 4;
+    });
+    EXPECT_EQ(seen, (std::vector<std::pair<uint32_t, uint32_t>>{{4, 2}}))
+        << "two snapshots are held; the run does not have version 5";
+    vaults_[rank].Settle(7, [&](uint32_t round, uint32_t /*generation*/, auto& tensors) {
+      EXPECT_EQ(round, 4U);
+      EXPECT_EQ(tensors.size(), 1U);
+      return true;
+    });
+  }
+  OnGroup(2, [&](Communicator& group) {
+    StateVault& vault = vaults_[group.index()];
+    vault.Enter(AssignmentIn(4));
+    RankStates mine({2, 0}, group.index());
+    mine.states.tensors.resize(1);
+    const absl::StatusOr<int64_t> found = vault.Restore(7, &mine.states, group);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(*found, kSize);
+    const Owned& owned = mine.states.tensors[0].front();
+    EXPECT_EQ(owned.values.front(), RankStates::ValueAt(owned.positions.begin, 1, 4));
+  });
 }
 
 TEST_F(StateVaultTest, PartsOfALostRankAreZero) {

@@ -87,9 +87,12 @@ void DeviceContribution::Carry(size_t shard, bool left_out, float factor) {
   kernels_.codecs()->Carry(*of.coded, factor, In(of, left_out ? base_ : change_), In(of, carried_));
 }
 
-absl::Status DeviceContribution::CopyOut(bool left_out, std::span<float> values) {
+absl::Status DeviceContribution::CopyOut(Kind kind, std::span<float> values) {
   CADRE_RETURN_IF_ERROR(device_.status());
-  const std::span<float> from = left_out ? base_.span() : carried_.span();
+  const DeviceArray<float>& array = kind == Kind::kCarried  ? carried_
+                                    : kind == Kind::kChange ? change_
+                                                            : base_;
+  const std::span<float> from = array.span();
   CHECK_EQ(values.size(), from.size());
   return device_.CopyOut(from.data(), values.data(), from.size_bytes());
 }

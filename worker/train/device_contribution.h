@@ -35,7 +35,7 @@ class DeviceContribution final : public ContributionCoder {
   absl::Status TakeChange() override;
   absl::Status Encode(size_t shard, std::string* frame) override;
   void Carry(size_t shard, bool left_out, float factor) override;
-  absl::Status CopyOut(bool left_out, std::span<float> values) override;
+  absl::Status CopyOut(Kind kind, std::span<float> values) override;
   void SetCarried(std::span<const float> values) override;
   int64_t device_bytes() const override { return device_bytes_; }
 

@@ -44,13 +44,11 @@ class TrainedRun {
 
   // Worker workers[i] trains as rank i (FakeRun::Train).
   void Train(const std::vector<int>& workers, uint32_t versions, uint32_t group = 0) {
-    run_.Train(
-        std::ssize(workers), versions,
-        [&](const v1::Assignment& assignment, RecordingControl& control,
-            std::unique_ptr<Transport> link) {
-          return TrainAs(workers[assignment.place().rank()], assignment, control, std::move(link));
-        },
-        group);
+    run_.Train(std::ssize(workers), versions, TrainerOf(workers), group);
+  }
+  // The group contributes to a round, which closes without it (FakeRun::TrainWithoutCommit).
+  void TrainWithoutCommit(const std::vector<int>& workers) {
+    run_.TrainWithoutCommit(std::ssize(workers), TrainerOf(workers));
   }
   // The group trains its first steps, but the aggregator refuses its contribution.
   void FailFirstRound(const std::vector<int>& workers) {
@@ -73,6 +71,12 @@ class TrainedRun {
   std::vector<StateVault> residuals{4};
 
  private:
+  FakeRun::TrainRank TrainerOf(const std::vector<int>& workers) {
+    return [this, workers](const v1::Assignment& assignment, RecordingControl& control,
+                           std::unique_ptr<Transport> link) {
+      return TrainAs(workers[assignment.place().rank()], assignment, control, std::move(link));
+    };
+  }
   TrainerOutcome TrainAs(int worker, const v1::Assignment& assignment, RecordingControl& control,
                          std::unique_ptr<Transport> link) {
     const auto kernels = MakeCpuBackend(1);
@@ -177,10 +181,38 @@ TEST(Reform, WhatTheCheckpointHasSurvives) {
     late.Train(workers, 2);
     EXPECT_EQ(late.digest(), whole.digest());
 
+    // The group has contributed to round 1, which closes without it.
+    TrainedRun left_out(spec);
+    left_out.TrainWithoutCommit(workers);
+    left_out.Train({3}, 1, /*group=*/1);
+    EXPECT_EQ(left_out.digest(), initial);
+    left_out.Train(reversed, 1);
+    left_out.Train(workers, 2);
+    EXPECT_EQ(left_out.digest(), whole.digest());
+
     TrainedRun repeated(spec);
     repeated.FailFirstRound(workers);
     repeated.Train(reversed, 3);
     EXPECT_EQ(repeated.digest(), whole.digest());
+  }
+}
+
+// The change of values in fp32 is kept for the next contribution, like that of a group that goes
+// on.
+TEST(Reform, LateChangesSurvive) {
+  v1::RunSpec spec = Spec("sgd {}");
+  spec.mutable_averaging()->mutable_staleness()->set_max_rounds(2);
+  for (const std::vector<int>& workers : {std::vector<int>{0}, {0, 1}}) {
+    uint64_t digests[2] = {};
+    for (const bool forgotten : {false, true}) {
+      TrainedRun run(spec);
+      run.TrainWithoutCommit(workers);
+      run.Train({3}, 1, /*group=*/1);
+      if (forgotten) run.residuals = std::vector<StateVault>(4);
+      run.Train({workers.rbegin(), workers.rend()}, 1);
+      digests[forgotten ? 1 : 0] = run.digest();
+    }
+    EXPECT_NE(digests[0], digests[1]);
   }
 }
 
