@@ -61,8 +61,9 @@ class Program:
 class Cluster:
     """A coordinator and two aggregators, and the programs that a test has started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lease_ms: int = 3000) -> None:
         self.folder = folder
+        self._lease_ms = lease_ms
         self._processes: list[subprocess.Popen] = []
         self._programs: list[Program] = []
         port_file = folder / "port"
@@ -75,7 +76,7 @@ class Cluster:
 
     def _start_coordinator(self, listen: str, *flags: str) -> subprocess.Popen:
         return self._start_daemon("coordinator", "cadre-coordinator", f"--listen={listen}",
-                                  f"--store={self.folder / 'store.db'}", "--lease_ms=3000", *flags)
+                                  f"--store={self.folder / 'store.db'}", f"--lease_ms={self._lease_ms}", *flags)
 
     def _start_aggregator(self, name: str) -> subprocess.Popen:
         return self._start_daemon(name, "cadre-aggregator", f"--coordinator={self.address}",
@@ -105,8 +106,12 @@ class Cluster:
         """Has the coordinator ask the program to leave."""
         workers = [worker["name"] for worker in self.client.status()["workers"]]
         (name,) = [worker for worker in workers if worker.endswith(f"-{program.process.pid}")]
-        subprocess.run([_BIN / "cadre", "drain", name, "--insecure", f"--coordinator={self.address}"],
-                       check=True, capture_output=True)
+        self.cadre("drain", name)
+
+    def cadre(self, *arguments: str) -> str:
+        """Runs the command line tool; returns what it prints."""
+        command = [_BIN / "cadre", *arguments, "--insecure", f"--coordinator={self.address}"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def start_worker(self, name: str = "native", *flags: str) -> subprocess.Popen:
         return self._start_daemon(name, "cadre-worker", f"--coordinator={self.address}",
@@ -114,14 +119,14 @@ class Cluster:
 
     def start(
         self, name: str, script: str | Path, *arguments: str, ranks: int = 1,
-        environment: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None, coordinator: str | None = None,
     ) -> Program:
         path = str(_HERE / script)
         launch = [*PYTHON, path]
         if ranks > 1:
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                       f"--nproc-per-node={ranks}", path]
-        program = Program(self.folder, name, [*launch, "--coordinator", self.address, *arguments],
+        program = Program(self.folder, name, [*launch, "--coordinator", coordinator or self.address, *arguments],
                           environment)
         self._programs.append(program)
         return program
