@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/median.h"
 #include "coordinator/run/run_rules.h"
 #include "model/training_metrics.h"
 
@@ -90,6 +91,8 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   // Samples of the groups that know their loss.
   double samples = 0;
   MetricMeans metrics;
+  // Of the largest step.
+  std::vector<double> rates;
   absl::Time last = absl::InfinitePast();
   for (const auto& [group, arrival] : arrivals_) {
     const v1::Contributed& contributed = arrival.contributed;
@@ -98,10 +101,9 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
     participant.set_generation(contributed.place().generation());
     participant.set_ranks(arrival.ranks);
     participant.set_samples(contributed.samples());
-    if (contributed.step() > commit.step()) {
-      commit.set_step(contributed.step());
-      commit.mutable_outer()->set_rate(contributed.rate());
-    }
+    if (contributed.step() > commit.step()) rates.clear();
+    commit.set_step(std::max(commit.step(), contributed.step()));
+    if (contributed.step() == commit.step()) rates.push_back(contributed.rate());
     commit.set_samples(commit.samples() + contributed.samples());
     if (contributed.has_loss()) {
       loss += static_cast<double>(contributed.loss()) * static_cast<double>(contributed.samples());
@@ -113,6 +115,8 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   if (v1::TrainingMetrics means = metrics.Result(); HasMetrics(means)) {
     *commit.mutable_metrics() = std::move(means);
   }
+  commit.set_rate(static_cast<float>(Median(std::move(rates))));
+  commit.mutable_outer()->set_rate(commit.rate());
   if (samples > 0) commit.set_loss(static_cast<float>(loss / samples));
   last_quorum_ = std::min(QuorumAt(), now);
   if (arrivals_.size() > 1) AddDelay(last - last_quorum_);
@@ -131,7 +135,6 @@ void Round::FillTimes(absl::Time opened, v1::CommitRecord& commit) const {
         SecondsOrZero(static_cast<float>(absl::ToDoubleSeconds(arrival.when - opened))));
     times.set_train_seconds(SecondsOrZero(contributed.train_seconds()));
     times.set_stage_seconds(SecondsOrZero(contributed.stage_seconds()));
-    if (contributed.step() == commit.step()) commit.set_rate(contributed.rate());
   }
 }
 

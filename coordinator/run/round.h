@@ -66,11 +66,12 @@ class Round {
   absl::Time ClosesAt(size_t live, const Away& away) const;
   absl::Duration Grace() const;
 
-  // Closes the round. The commit has the participants in group order, the largest step, the
-  // samples, the mean loss and the metrics. Requires: at least one contribution.
+  // Closes the round. The commit has the participants in group order, the largest step, the median
+  // of the learning rates of that step, so that no single group decides it, the samples, the mean
+  // loss and the metrics. Requires: at least one contribution.
   v1::CommitRecord Close(const std::string& run, absl::Time now);
   // Adds to the commit that Close has returned how its participants spent the round, which accepts
-  // contributions since `opened`, and its learning rate.
+  // contributions since `opened`.
   void FillTimes(absl::Time opened, v1::CommitRecord& commit) const;
 
  private:

@@ -33,6 +33,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -40,6 +41,7 @@
 #include "base/counted_noun.h"
 #include "base/digest.h"
 #include "base/status.h"
+#include "coordinator/run/claims.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/run/run_view.h"
 #include "coordinator/store/keys.h"
@@ -88,26 +90,6 @@ v1::SampleDivision NextDivision(const v1::RunRecord& run, uint32_t step) {
   const uint32_t groups = run.scaling_to();
   if (groups == 0 || groups == division.groups()) return division;
   return DivideFrom(division, step, groups, BatchOf(run.spec()));
-}
-
-// Whether the contribution is well-formed for the run.
-bool IsValid(const RunView& run, const v1::Contributed& contributed) {
-  const uint32_t total = TotalSteps(run.record());
-  // The first values of the run, before the first step.
-  if (BeginsWithGroupValues(run.spec()) && contributed.round() == 1) {
-    return contributed.samples() == 1 && contributed.step() == 0;
-  }
-  // A contribution without samples has no weight.
-  if (contributed.round() == 0 || contributed.samples() == 0 || contributed.step() == 0) {
-    return false;
-  }
-  if (!std::isfinite(contributed.rate()) || contributed.rate() < 0) return false;
-  // An older round had another number of total steps if the number of groups has changed since.
-  const bool newest = !run.averages() || (contributed.round() == run.record().version() + 1 &&
-                                          contributed.base_version() == run.record().version());
-  if (!newest) return true;
-  if (total > 0 && contributed.step() > total) return false;
-  return !run.averages() || contributed.step() > run.record().step();
 }
 
 // The means are those of the newest round, of so many samples, the tokens those of the run.
@@ -173,7 +155,8 @@ bool RunRounds::OnContributed(const v1::Contributed& contributed) {
   Slot& slot = slots_[contributed.place().group()];
   // Groups repeat contributions whose decision they have not received.
   const bool repeated = run_.Includes(slot, contributed.round());
-  const bool valid = IsValid(run_, contributed);
+  const std::string impossible = WhyImpossible(record_, contributed);
+  const bool valid = impossible.empty();
   const bool is_new = slot.CountRound(contributed.round()) && !repeated;
   if (is_new && valid) {
     slot.NoteStepTime(contributed.train_seconds(),
@@ -187,7 +170,7 @@ bool RunRounds::OnContributed(const v1::Contributed& contributed) {
   slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
   if (contributed.has_loss()) slot.progress.set_loss(contributed.loss());
   if (!valid) {
-    Refuse(slot, contributed, v1::REFUSAL_MALFORMED);
+    Refuse(slot, contributed, v1::REFUSAL_MALFORMED, impossible);
   } else if (run_.averages()) {
     OnAveraged(slot, contributed);
   }
@@ -257,7 +240,8 @@ void RunRounds::LoseContributions(uint32_t shard) {
 
 // The decision names the version to adopt. During a commit this is the version that is being made,
 // so the decision is sent when that version exists.
-void RunRounds::Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal) {
+void RunRounds::Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal,
+                       absl::string_view why) {
   // The run takes its first values from one of its groups; the others are not late.
   const bool is_first =
       refusal == v1::REFUSAL_CLOSED_ROUND && run_.TakesFirstValues(contributed.round());

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "coordinator/cluster/cluster.h"
 #include "coordinator/events/options.h"
 #include "coordinator/run/commits.h"
@@ -106,7 +107,9 @@ class RunRounds {
   void OnAveraged(Slot& slot, const v1::Contributed& contributed);
   // Stores a contribution of a group that leaves.
   void Keep(const v1::Contributed& contributed, uint32_t ranks);
-  void Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal);
+  // `why`: what the reason does not say.
+  void Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal,
+              absl::string_view why = "");
   // The group has this version.
   void OnLoaded(uint32_t group, uint32_t version);
   // Whether a group loads the version before the newest, which the next commit would discard.

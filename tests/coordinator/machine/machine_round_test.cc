@@ -307,6 +307,8 @@ TEST_P(MachineContributionTest, IsRefused) {
   EXPECT_FALSE(LastDecision(run, 0).included());
   EXPECT_EQ(LastDecision(run, 0).refusal(), GetParam().refusal);
   EXPECT_EQ(LastDecision(run, 0).version(), 0u);
+  EXPECT_EQ(HasEvent(v1::EVENT_KIND_CONTRIBUTION_REFUSED, "it claims"),
+            contributed.step() > 5 || contributed.samples() > 1000);
   Train(run, 1);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u) << "group 0 is not in the round";
 }
@@ -326,6 +328,12 @@ INSTANTIATE_TEST_SUITE_P(
                       InvalidContribution{"StepAfterTheLast", v1::REFUSAL_MALFORMED,
                                           "refused_malformed",
                                           [](v1::Contributed& c) { c.set_step(101); }},
+                      InvalidContribution{"StepAfterTheBoundary", v1::REFUSAL_MALFORMED,
+                                          "refused_malformed",
+                                          [](v1::Contributed& c) { c.set_step(6); }},
+                      InvalidContribution{"MoreSamplesThanSteps", v1::REFUSAL_MALFORMED,
+                                          "refused_malformed",
+                                          [](v1::Contributed& c) { c.set_samples(1ULL << 62); }},
                       InvalidContribution{"NoStep", v1::REFUSAL_MALFORMED, "refused_malformed",
                                           [](v1::Contributed& c) { c.set_step(0); }}),
     [](const auto& info) { return info.param.label; });

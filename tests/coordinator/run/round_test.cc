@@ -50,6 +50,22 @@ TEST(RoundTest, QuorumWaitsForGrace) {
   EXPECT_EQ(round.ClosesAt(2, {}), absl::InfiniteFuture()) << "there is no quorum without group 2";
 }
 
+// One group cannot choose the rate of an outer optimizer.
+TEST(RoundTest, RateIsTheMedianAtTheLargestStep) {
+  Round round({.quorum = 0, .min_grace = kGrace});
+  round.Open(1);
+  const float rates[] = {1e9F, 0.5F, 0.5F, 7};
+  for (uint32_t group = 0; group < 4; ++group) {
+    v1::Contributed contributed = From(group, 1, 10, group < 3 ? 5 : 4, 1);
+    contributed.set_rate(rates[group]);
+    round.Add(contributed, 1, kRoundStart);
+  }
+  const v1::CommitRecord commit = round.Close("run-1", kRoundStart);
+  EXPECT_EQ(commit.step(), 5U);
+  EXPECT_EQ(commit.outer().rate(), 0.5F);
+  EXPECT_EQ(commit.rate(), 0.5F);
+}
+
 TEST(RoundTest, MinGroups) {
   Round round({.quorum = 1, .min_groups = 2, .min_grace = kGrace});
   round.Open(1);
