@@ -1,6 +1,6 @@
-// The coordinator's event loop: one thread that passes events to the state machine
-// (coordinator/machine/machine.h), makes its records durable, and only then carries out its other
-// actions. Another thread searches plans.
+// The coordinator's event loop: one thread that drives coordinator/machine/durable_machine.h, which
+// makes the records of all waiting events durable before it returns what they cause. Another thread
+// searches plans.
 //
 // All waiting events are handled together and share one transaction. When the store fails, the loop
 // stops permanently: no decision is acted on before it is durable.
@@ -11,7 +11,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <variant>
@@ -24,8 +23,8 @@
 #include "base/clock.h"
 #include "base/http/histogram.h"
 #include "coordinator/events/events.h"
+#include "coordinator/machine/durable_machine.h"
 #include "coordinator/machine/machine.h"
-#include "coordinator/service/stall_monitor.h"
 
 namespace cadre {
 
@@ -49,8 +48,7 @@ class Loop {
 
   struct Options {
     Machine::Options machine;
-    // Names a limit of the process that has been reached; empty: there is room. Called on the
-    // loop's thread, once a second. Optional.
+    // As in DurableMachine::Options; called on the loop's thread.
     std::function<std::string()> find_limit;
     // Called once, on the loop's thread, when the store fails.
     std::function<void(const absl::Status&)> on_failure;
@@ -84,16 +82,12 @@ class Loop {
   using Item = std::variant<Event, Wake>;
 
   Loop(Options options, Store* store, Callbacks* callbacks);
-  absl::Status Restore();
+  DurableMachine::Options MachineOptions();
+  // A transaction of the store.
+  absl::Status Commit(const std::vector<Store::Op>& ops);
   void Run();
-  // Waits for an item, at most until `wake`, then returns all waiting items.
-  std::vector<Item> Take(absl::Time wake);
-  // Returns the actions of the items' events and, if a deadline has passed, of a Tick. `unread`:
-  // the time for which the loop has not read before it took these items.
-  std::vector<Action> Handle(const std::vector<Item>& items, absl::Duration unread);
-  // The event of a limit that has been reached, or of room again.
-  std::optional<LimitReached> ProbeLimit();
-  absl::Status PersistAll(const std::vector<Action>& actions);
+  // Waits for an item, at most until `wake`, then returns the events of all waiting items.
+  std::vector<Event> Take(absl::Time wake);
   void Deliver(const std::vector<Action>& actions);
   // Runs waiting queries for a limited time. Returns whether others wait.
   bool RunQueries();
@@ -105,19 +99,11 @@ class Loop {
   // A change of the system's clock neither expires nor extends leases.
   const SteadyClock clock_;
   Callbacks* const callbacks_;
-  Machine machine_;
+  DurableMachine machine_;
   BoundedQueue<Item> queue_;
   BoundedQueue<Query> queries_;
-  StallMonitor stall_monitor_;
   Histogram turns_;
   Histogram commits_;
-  // When the last iteration had taken its items.
-  absl::Time last_read_;
-  // The limit that was reached last, until there has been room for some time; when it was found
-  // last, and when it is looked for next.
-  std::string limit_;
-  absl::Time limit_at_ = absl::InfinitePast();
-  absl::Time next_probe_ = absl::InfinitePast();
   std::thread thread_;
   // Unlimited, as a search is started once for each set of resources.
   BoundedQueue<SearchPlans> searches_{std::numeric_limits<size_t>::max()};

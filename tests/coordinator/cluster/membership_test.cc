@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
-#include "coordinator/service/stall_monitor.h"
+#include "coordinator/machine/stall_monitor.h"
 
 namespace cadre {
 namespace {

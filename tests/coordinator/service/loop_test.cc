@@ -3,56 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <map>
-#include <optional>
 #include <string>
-#include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/rpc/grpc_status.h"
 #include "coordinator/store/keys.h"
 #include "tests/base/expect.h"
-#include "tests/coordinator/machine/apply_op.h"
+#include "tests/coordinator/store/memory_store.h"
 
 namespace cadre {
 namespace {
 
-// A store in memory whose transactions can fail.
-class MemoryStore final : public Store {
- public:
-  absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) override {
-    absl::MutexLock lock(&mutex_);
-    auto it = records_.find(std::string(key));
-    if (it == records_.end()) return std::optional<std::string>();
-    return std::optional<std::string>(it->second);
-  }
-  absl::StatusOr<std::map<std::string, std::string>> Scan(absl::string_view prefix) override {
-    absl::MutexLock lock(&mutex_);
-    std::map<std::string, std::string> found;
-    for (const auto& [key, value] : records_) {
-      if (absl::StartsWith(key, prefix)) found[key] = value;
-    }
-    return found;
-  }
-  absl::Status Commit(const std::vector<Op>& ops) override {
-    absl::MutexLock lock(&mutex_);
-    if (!failure_.ok()) return failure_;
-    for (const Op& op : ops) testing::ApplyTo(records_, op);
-    return absl::OkStatus();
-  }
-  void Fail(absl::Status failure) {
-    absl::MutexLock lock(&mutex_);
-    failure_ = std::move(failure);
-  }
-
- private:
-  absl::Mutex mutex_;
-  std::map<std::string, std::string> records_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-};
+using testing::MemoryStore;
 
 class Recorder final : public Loop::Callbacks {
  public:

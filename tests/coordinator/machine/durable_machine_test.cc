@@ -1,0 +1,189 @@
+#include "coordinator/machine/durable_machine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/store/keys.h"
+#include "tests/base/expect.h"
+#include "tests/coordinator/store/memory_store.h"
+
+namespace cadre {
+namespace {
+
+constexpr absl::Duration kLease = absl::Seconds(10);
+
+template <typename Body>
+std::vector<Body> AllOf(const std::vector<Action>& actions) {
+  std::vector<Body> bodies;
+  for (const Action& action : actions) {
+    if (const auto* body = std::get_if<Body>(&action)) bodies.push_back(*body);
+  }
+  return bodies;
+}
+
+class DurableMachineTest : public ::testing::Test {
+ protected:
+  DurableMachineTest() { Restart(); }
+
+  void Restart() {
+    DurableMachine::Options options;
+    options.machine.lease = kLease;
+    options.machine.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> {
+      return v1::Plan();
+    };
+    options.commit = [this](const std::vector<Store::Op>& ops) {
+      ++transactions_;
+      return store_.Commit(ops);
+    };
+    options.find_limit = [this] {
+      ++probes_;
+      return limit_;
+    };
+    machine_.emplace(std::move(options), now_);
+    EXPECT_THAT(machine_->Restore(store_, now_), IsOk());
+    transactions_ = 0;
+    machine_->BeginWait(now_);
+  }
+  // Events that arrive while the loop waits.
+  DurableMachine::Turn Do(const std::vector<Event>& events) {
+    auto turn = machine_->Handle(events, now_);
+    EXPECT_THAT(turn, IsOk());
+    machine_->BeginWait(now_);
+    return *std::move(turn);
+  }
+  // Joins one worker, by the stream of this number.
+  void Join(ConnectionId connection) {
+    MessageReceived hello{.connection = connection};
+    const std::string name = absl::StrCat("w", connection);
+    hello.message.mutable_hello()->set_role(v1::ROLE_WORKER);
+    hello.message.mutable_hello()->set_name(name);
+    hello.message.mutable_hello()->set_incarnation(name);
+    hello.message.mutable_hello()->set_address(name + ":1");
+    Do({StreamOpened{connection}, hello});
+  }
+  static Event Heartbeat(ConnectionId connection) {
+    MessageReceived received{.connection = connection};
+    received.message.mutable_heartbeat();
+    return received;
+  }
+  uint64_t LeasesLost() const {
+    const auto& counters = machine_->machine().counters();
+    const auto found = counters.find("leases_lost");
+    return found == counters.end() ? 0 : found->second;
+  }
+  // Waits as long as the machine may, repeatedly, without an event.
+  void WaitUntil(absl::Time time) {
+    while (now_ < time) {
+      now_ = std::min(std::max(machine_->BeginWait(now_), now_ + absl::Milliseconds(1)), time);
+      Do({});
+    }
+  }
+
+  testing::MemoryStore store_;
+  int transactions_ = 0;
+  int probes_ = 0;
+  std::string limit_;
+  absl::Time now_ = absl::FromUnixSeconds(1000);
+  std::optional<DurableMachine> machine_;
+};
+
+TEST_F(DurableMachineTest, EventsOfATurnShareATransaction) {
+  const DurableMachine::Turn turn = Do({SubmitRun{.request = 1}, SubmitRun{.request = 2}});
+  EXPECT_EQ(transactions_, 1);
+  const std::vector<Replied> replies = AllOf<Replied>(turn.actions);
+  ASSERT_EQ(replies.size(), 2u);
+  for (const Replied& replied : replies) {
+    EXPECT_TRUE(store_.Get(RunKey(replied.run))->has_value()) << replied.run;
+  }
+  EXPECT_TRUE(AllOf<Store::Op>(turn.actions).empty());
+}
+
+TEST_F(DurableMachineTest, NothingIsReturnedThatIsNotDurable) {
+  store_.Fail(absl::ResourceExhaustedError("the disk is full"));
+  EXPECT_THAT(machine_->Handle({SubmitRun{.request = 1}}, now_),
+              IsError(absl::StatusCode::kResourceExhausted, "the disk is full"));
+}
+
+TEST_F(DurableMachineTest, RestoresAllRecordsAndTheNewestCommits) {
+  const auto replies = AllOf<Replied>(Do({SubmitRun{.request = 1}}).actions);
+  ASSERT_EQ(replies.size(), 1u);
+  Restart();
+  EXPECT_EQ(machine_->machine().Status(now_).runs_size(), 1);
+  EXPECT_EQ(machine_->machine().Status(now_).coordinator().starts(), 2u);
+}
+
+TEST_F(DurableMachineTest, LeaseEndsAfterTheWait) {
+  Join(1);
+  WaitUntil(now_ + kLease - absl::Seconds(1));
+  EXPECT_EQ(LeasesLost(), 0u);
+  WaitUntil(now_ + absl::Seconds(2));
+  EXPECT_EQ(LeasesLost(), 1u);
+}
+
+// The message of a member has waited since before the end of its lease.
+TEST_F(DurableMachineTest, TickFollowsTheMessagesOfATurn) {
+  Join(1);
+  machine_->BeginWait(now_);
+  now_ += kLease;
+  EXPECT_EQ(Do({Heartbeat(1)}).stall, absl::Seconds(10) - absl::Seconds(1) + kReceiveTime)
+      << "it looks for limits every second, which the process has not done";
+  EXPECT_EQ(LeasesLost(), 0u);
+}
+
+// The process is stopped while it waits; afterwards it begins with the end of the wait, because the
+// messages are still on the network.
+TEST_F(DurableMachineTest, StallDuringTheWaitExtendsLeases) {
+  Join(1);
+  now_ += absl::Seconds(30);
+  EXPECT_GT(Do({}).stall, absl::Seconds(29));
+  EXPECT_EQ(LeasesLost(), 0u);
+  now_ += kReceiveTime / 2;
+  Do({Heartbeat(1)});
+  WaitUntil(now_ + kLease - absl::Seconds(1));
+  EXPECT_EQ(LeasesLost(), 0u);
+}
+
+TEST_F(DurableMachineTest, StallOfATurnExtendsLeases) {
+  Join(1);
+  ASSERT_THAT(machine_->Handle({}, now_), IsOk());
+  now_ += absl::Seconds(20);
+  machine_->BeginWait(now_);
+  EXPECT_EQ(Do({}).stall, absl::Seconds(20) + kReceiveTime);
+  EXPECT_EQ(LeasesLost(), 0u);
+}
+
+TEST_F(DurableMachineTest, WaitIsNoStall) {
+  const absl::Time begin = now_;
+  while (now_ < begin + absl::Minutes(1)) {
+    now_ = std::max(now_, machine_->BeginWait(now_, now_ + absl::Milliseconds(700)));
+    EXPECT_EQ(Do({}).stall, absl::ZeroDuration());
+  }
+}
+
+// Connections that come and go at the limit are one event.
+TEST_F(DurableMachineTest, LimitIsReportedOnce) {
+  Do({});
+  limit_ = "all 46 open files are in use";
+  now_ += absl::Seconds(1);
+  EXPECT_EQ(Do({}).limit, limit_);
+  EXPECT_EQ(machine_->machine().Status(now_).coordinator().exhausted(), limit_);
+  const int probes = probes_;
+  now_ += absl::Milliseconds(100);
+  EXPECT_EQ(Do({}).limit, "");
+  EXPECT_EQ(probes_, probes) << "it is looked for once a second";
+  limit_ = "";
+  WaitUntil(now_ + absl::Seconds(30));
+  EXPECT_NE(machine_->machine().Status(now_).coordinator().exhausted(), "");
+  WaitUntil(now_ + absl::Minutes(1));
+  EXPECT_EQ(machine_->machine().Status(now_).coordinator().exhausted(), "");
+}
+
+}  // namespace
+}  // namespace cadre
