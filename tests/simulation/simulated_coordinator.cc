@@ -1,6 +1,7 @@
 #include "tests/simulation/simulated_coordinator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <variant>
 
@@ -8,6 +9,7 @@
 #include "coordinator/run/run_rules.h"
 #include "coordinator/store/keys.h"
 #include "tests/coordinator/machine/apply_op.h"
+#include "tests/coordinator/store/memory_store.h"
 
 namespace cadre::simulation {
 namespace {
@@ -16,9 +18,11 @@ constexpr absl::Duration kMinDowntime = absl::Milliseconds(100);
 constexpr absl::Duration kMaxDowntime = absl::Seconds(14);
 // Longest search of plans.
 constexpr absl::Duration kMaxSearch = absl::Seconds(3);
+constexpr absl::Duration kMinStallTime = absl::Milliseconds(500);
+constexpr absl::Duration kMaxStallTime = absl::Seconds(15);
 
-bool Writes(const std::vector<Action>& actions) {
-  return std::any_of(actions.begin(), actions.end(), [](const Action& action) {
+int64_t CountWrites(const std::vector<Action>& actions) {
+  return std::count_if(actions.begin(), actions.end(), [](const Action& action) {
     return std::holds_alternative<Store::Op>(action);
   });
 }
@@ -36,10 +40,15 @@ void SimulatedCoordinator::Start() {
   std::map<std::string, std::string> records = store_;
   if (world_.plant == Plant::kForgetStore) records.clear();
   if (world_.plant == Plant::kForgetMeta) records.erase(kMetaKey);
-  machine_ = std::make_unique<Machine>(options_);
-  inbox_.clear();
-  busy_until_ = absl::InfinitePast();
-  expire_from_ = absl::InfinitePast();
+  started_ = world_.timeline.now();
+  machine_ = std::make_unique<DurableMachine>(
+      DurableMachine::Options{
+          .machine = options_,
+          .commit = [this](const std::vector<Store::Op>& ops) { return Commit(ops); },
+          .on_handled = [this](const Event&,
+                               const std::vector<Action>& actions) { handled_.push_back(actions); },
+          .find_limit = [] { return std::string(); }},
+      Now());
   network_.Listen(endpoint_, {
                                  .opened = [this](ConnectionId c) { Take(StreamOpened{c}); },
                                  .message =
@@ -48,13 +57,13 @@ void SimulatedCoordinator::Start() {
                                      },
                                  .closed = [this](ConnectionId c) { Take(StreamClosed{c}); },
                              });
-  const absl::StatusOr<std::vector<Action>> actions =
-      machine_->Restore(records, world_.timeline.now());
-  if (!actions.ok()) {
-    world_.Violate("the store cannot be restored: ", actions.status().ToString());
+  testing::MemoryStore store(std::move(records));
+  const absl::StatusOr<DurableMachine::Turn> turn = machine_->Restore(store, Now());
+  if (!turn.ok() && !crashes_) {
+    world_.Violate("the store cannot be restored: ", turn.status().ToString());
     return;
   }
-  if (Perform({*actions})) ArmTick();
+  EndTurn(turn);
 }
 
 void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
@@ -62,9 +71,13 @@ void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
   world_.Count("coordinator_kills");
   world_.Log("c", endpoint_, "    ends");
   life_.End();
-  tick_life_.End();
+  turn_life_.End();
   machine_.reset();
   inbox_.clear();
+  on_network_.clear();
+  handled_.clear();
+  in_turn_ = crashes_ = false;
+  busy_until_ = received_from_ = absl::InfinitePast();
   waiting_.clear();
   orders_.clear();
   traces_.clear();
@@ -120,120 +133,146 @@ void SimulatedCoordinator::TraceGroup(const std::string& run, uint32_t group, ui
 
 int64_t SimulatedCoordinator::traces_waiting() const {
   const auto queued = [this](RequestId request) {
-    return std::any_of(inbox_.begin(), inbox_.end(), [request](const Event& event) {
+    const auto is_request = [request](const Event& event) {
       const auto* trace = std::get_if<cadre::TraceGroup>(&event);
       return trace != nullptr && trace->request == request;
-    });
+    };
+    return std::any_of(inbox_.begin(), inbox_.end(), is_request) ||
+           std::any_of(on_network_.begin(), on_network_.end(), is_request);
   };
   return std::count_if(traces_.begin(), traces_.end(), [&](const auto& entry) {
     return !entry.second.cancelled && !entry.second.answered && !queued(entry.first);
   });
 }
 
+// ---- The loop
+
+absl::Time SimulatedCoordinator::Now() const {
+  return world_.plant == Plant::kNoTicks ? started_ : world_.timeline.now();
+}
+
+absl::Duration SimulatedCoordinator::BeginStall() {
+  world_.Count("coordinator_stalls");
+  const absl::Duration length = world_.dice.Between(kMinStallTime, kMaxStallTime);
+  busy_until_ = world_.timeline.now() + length;
+  return length;
+}
+
 void SimulatedCoordinator::Take(Event event) {
   const absl::Time now = world_.timeline.now();
-  inbox_.push_back(std::move(event));
-  if (inbox_.size() > 1) return;  // All waiting events are handled together.
-  if (now >= busy_until_ && world_.dice.Chance(world_.faults.stall)) {
-    world_.Count("coordinator_stalls");
-    busy_until_ = now + world_.dice.Between(absl::Milliseconds(500), absl::Seconds(15));
-    expire_from_ = busy_until_ + 2 * options_.heartbeat;
+  if (!stalled() && world_.dice.Chance(world_.faults.stall)) {
+    world_.Log("c", endpoint_, "    is stopped for ", absl::FormatDuration(BeginStall()));
+    received_from_ = busy_until_ + world_.dice.Between(absl::ZeroDuration(), kReceiveTime);
   }
-  world_.timeline.At(std::max(now, busy_until_), life_, [this] { HandleInbox(); });
+  if (now < received_from_) {
+    if (on_network_.empty()) {
+      world_.timeline.At(received_from_, life_, [this] {
+        std::move(on_network_.begin(), on_network_.end(), std::back_inserter(inbox_));
+        on_network_.clear();
+        ScheduleTurn(world_.timeline.now());
+      });
+    }
+    on_network_.push_back(std::move(event));
+    return;
+  }
+  inbox_.push_back(std::move(event));
+  if (inbox_.size() == 1) ScheduleTurn(now);  // All waiting events are handled together.
 }
 
-void SimulatedCoordinator::HandleInbox() {
-  std::vector<Event> events;
-  events.swap(inbox_);
+void SimulatedCoordinator::ScheduleTurn(absl::Time when) {
+  if (in_turn_) return;
+  turn_life_.End();
+  world_.timeline.At(std::max(when, busy_until_), turn_life_, [this] { RunTurn(); });
+}
+
+void SimulatedCoordinator::RunTurn() {
+  if (stalled()) return ScheduleTurn(busy_until_);
+  const std::vector<Event> events = std::exchange(inbox_, {});
+  in_turn_ = true;
+  handled_.clear();
+  const absl::StatusOr<DurableMachine::Turn> turn = machine_->Handle(events, Now());
+  world_.Count("coordinator_events", events.size());
+  if (!turn.ok() && !crashes_) world_.Violate("a turn fails: ", turn.status().ToString());
+  if (turn.ok() && turn->stall > absl::ZeroDuration()) world_.Count("coordinator_stalls_noticed");
+  // What is sent although nothing has changed.
+  if (turn.ok() && !handled_.empty()) Check({});
+  if (!crashes_ && world_.dice.Chance(world_.faults.stall)) {
+    world_.Log("c", endpoint_, "    has a slow store for ", absl::FormatDuration(BeginStall()));
+    world_.timeline.At(busy_until_, life_, [this, turn] { EndTurn(turn); });
+  } else {
+    EndTurn(turn);
+  }
+}
+
+void SimulatedCoordinator::EndTurn(const absl::StatusOr<DurableMachine::Turn>& turn) {
+  in_turn_ = false;
+  if (turn.ok()) CarryOut(turn->actions);
+  if (crashes_) return Crash();
+  if (!up()) return;
   const absl::Time now = world_.timeline.now();
-  Batch batch;
-  const auto handle = [&](const Event& event) {
-    world_.Count("coordinator_events");
-    batch.push_back(machine_->Handle(event, now));
-  };
-  for (const Event& event : events) handle(event);
-  const bool due = now >= machine_->NextDeadline() && now >= expire_from_;
-  if (due && world_.plant != Plant::kNoTicks) handle(Tick{});
-  if (Perform(batch)) ArmTick();
-}
-
-void SimulatedCoordinator::ArmTick() {
-  if (world_.plant == Plant::kNoTicks) return;
-  tick_life_.End();
-  const absl::Time due = std::max({machine_->NextDeadline(), expire_from_, busy_until_});
-  if (due == absl::InfiniteFuture()) return;
+  const absl::Time until = machine_->BeginWait(Now());
+  if (!inbox_.empty()) return ScheduleTurn(now);
+  if (world_.plant == Plant::kNoTicks || until == absl::InfiniteFuture()) return;
   // Otherwise, a deadline that a Tick does not resolve would be scheduled again without end.
-  const absl::Time soonest = world_.timeline.now() + absl::Milliseconds(1);
-  world_.timeline.At(std::max(due, soonest), tick_life_, [this] {
-    if (inbox_.empty()) HandleInbox();
-  });
+  ScheduleTurn(std::max(until, now + absl::Milliseconds(1)));
 }
 
-bool SimulatedCoordinator::Perform(const Batch& batch) {
+absl::Status SimulatedCoordinator::Commit(const std::vector<Store::Op>& ops) {
   if (world_.plant == Plant::kSendBeforeCommit &&
       world_.dice.Chance(world_.faults.crash_before_commit * 20)) {
-    SendBatch(batch);
-    Crash();
-    return false;
+    crashes_ = true;
+    handled_.clear();
+    return absl::OkStatus();
   }
-  if (!Commit(batch)) return false;
-  SendBatch(batch);
-  return up();
-}
-
-bool SimulatedCoordinator::Commit(const Batch& batch) {
-  const auto send = [this](const std::vector<Action>& actions) {
-    for (const Action& action : actions) {
-      if (const auto* sent = std::get_if<Send>(&action)) invariants_.OnSent(store_, sent->message);
-    }
-  };
-  if (std::none_of(batch.begin(), batch.end(), Writes)) {
-    std::for_each(batch.begin(), batch.end(), send);
-    return true;
-  }
-  if (world_.dice.Chance(world_.faults.crash_before_commit)) {
+  crashes_ = world_.dice.Chance(world_.faults.crash_before_commit);
+  if (crashes_) {
     world_.Count("crashes_before_commit");
-    Crash();
-    return false;
+    return absl::AbortedError("the process crashes before the transaction");
   }
   world_.Count("transactions");
-  for (const std::vector<Action>& actions : batch) {
-    if (Writes(actions)) {
+  // The start of the process is no event.
+  if (handled_.empty()) handled_.emplace_back(ops.begin(), ops.end());
+  Check(ops);
+  crashes_ = world_.dice.Chance(world_.faults.crash_after_commit);
+  if (!crashes_) return absl::OkStatus();
+  world_.Count("crashes_after_commit");
+  return absl::AbortedError("the process crashes after the transaction");
+}
+
+void SimulatedCoordinator::Check(std::span<const Store::Op> ops) {
+  for (const std::vector<Action>& actions : std::exchange(handled_, {})) {
+    const size_t writes = CountWrites(actions);
+    if (writes > ops.size()) return world_.Violate("a transaction lacks operations of its events");
+    if (writes > 0) {
       std::map<std::string, std::string> after = store_;
-      std::vector<Store::Op> ops;
-      for (const Action& action : actions) {
-        if (const auto* op = std::get_if<Store::Op>(&action)) ops.push_back(*op);
+      const bool loses_one = world_.plant == Plant::kLoseOneWrite && writes > 1;
+      for (const Store::Op& op : ops.first(loses_one ? writes - 1 : writes)) {
+        testing::ApplyTo(after, op);
       }
-      if (world_.plant == Plant::kLoseOneWrite && ops.size() > 1) ops.pop_back();
-      for (const Store::Op& op : ops) testing::ApplyTo(after, op);
       if (world_.plant == Plant::kDropGroupRecords) {
         testing::ApplyTo(after, {Store::Op::Kind::kErasePrefix, kGroupPrefix, ""});
       }
       invariants_.OnTransaction(endpoint_, store_, after);
       store_ = std::move(after);
+      ops = ops.subspan(writes);
     }
-    send(actions);
+    for (const Action& action : actions) {
+      if (const auto* sent = std::get_if<Send>(&action)) invariants_.OnSent(store_, sent->message);
+    }
   }
-  if (world_.dice.Chance(world_.faults.crash_after_commit)) {
-    world_.Count("crashes_after_commit");
-    Crash();
-    return false;
-  }
-  return true;
+  if (!ops.empty()) world_.Violate("a transaction has operations of no event");
 }
 
-void SimulatedCoordinator::SendBatch(const Batch& batch) {
-  for (const std::vector<Action>& actions : batch) {
-    for (const Action& action : actions) {
-      if (const auto* send = std::get_if<Send>(&action)) {
-        network_.Down(send->connection, send->message);
-      } else if (const auto* disconnect = std::get_if<Disconnect>(&action)) {
-        network_.EndByServer(disconnect->connection);
-      } else if (const auto* replied = std::get_if<Replied>(&action)) {
-        Reply(*replied);
-      } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
-        Search(*search);
-      }
+void SimulatedCoordinator::CarryOut(const std::vector<Action>& actions) {
+  for (const Action& action : actions) {
+    if (const auto* send = std::get_if<Send>(&action)) {
+      network_.Down(send->connection, send->message);
+    } else if (const auto* disconnect = std::get_if<Disconnect>(&action)) {
+      network_.EndByServer(disconnect->connection);
+    } else if (const auto* replied = std::get_if<Replied>(&action)) {
+      Reply(*replied);
+    } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
+      Search(*search);
     }
   }
 }

@@ -1,19 +1,21 @@
-// A simulated coordinator process: the real state machine (coordinator/machine/machine) with a
-// store in memory that outlives the process. As in coordinator/service/loop, events are handled in
-// batches with one transaction each, and messages are sent after the transaction.
+// A simulated coordinator process: the real loop (coordinator/machine/durable_machine) in virtual
+// time, with a store in memory that outlives the process. The process may be stopped for seconds,
+// in which messages wait on the network, or its store may be slow, in which they are received.
 //
 // Thread-compatible.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "coordinator/events/events.h"
-#include "coordinator/machine/machine.h"
+#include "coordinator/machine/durable_machine.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/world.h"
@@ -45,7 +47,7 @@ class SimulatedCoordinator {
   bool up() const { return machine_ != nullptr; }
   bool stalled() const { return busy_until_ > world_.timeline.now(); }
   // Whether all events have been handled.
-  bool idle() const { return inbox_.empty() && !stalled(); }
+  bool idle() const { return inbox_.empty() && on_network_.empty() && !stalled(); }
 
   // `done` is called with the id of the run; never if the process crashes before it answers.
   void Submit(const v1::RunSpec& spec, std::function<void(const std::string&)> done);
@@ -64,22 +66,29 @@ class SimulatedCoordinator {
   // cancelled.
   int64_t traces_waiting() const;
 
-  const Machine* machine() const { return machine_.get(); }
+  const Machine* machine() const { return up() ? &machine_->machine() : nullptr; }
   const Records& store() const { return store_; }
 
  private:
+  // ---- The loop
+  // The time that the process reads.
+  absl::Time Now() const;
+  // The process does nothing for some time, which is returned.
+  absl::Duration BeginStall();
   void Take(Event event);
-  void HandleInbox();
-  // The actions of a batch of events, by event. The functions return false if the process crashed.
-  using Batch = std::vector<std::vector<Action>>;
-  bool Perform(const Batch& batch);
-  // One transaction for the whole batch; the checker receives it event by event.
-  bool Commit(const Batch& batch);
-  void SendBatch(const Batch& batch);
+  // The loop's wait for events ends then, but not during a stall.
+  void ScheduleTurn(absl::Time when);
+  void RunTurn();
+  // The turn is over, unless it has failed: its actions are carried out.
+  void EndTurn(const absl::StatusOr<DurableMachine::Turn>& turn);
+  // A transaction of the store. An error: the process crashes before it or after it.
+  absl::Status Commit(const std::vector<Store::Op>& ops);
+  // The checker receives the transaction event by event, and what each event sends.
+  void Check(std::span<const Store::Op> ops);
+  void CarryOut(const std::vector<Action>& actions);
   void Reply(const Replied& replied);
   void Answer(const Replied& answered);
   void Search(const SearchPlans& search);
-  void ArmTick();
 
   World& world_;
   Network& network_;
@@ -90,13 +99,21 @@ class SimulatedCoordinator {
 
   // State of the process.
   Lifetime life_;
-  Lifetime tick_life_;
-  std::unique_ptr<Machine> machine_;
+  // Lifetime of the next turn of the loop.
+  Lifetime turn_life_;
+  absl::Time started_;
+  std::unique_ptr<DurableMachine> machine_;
   std::vector<Event> inbox_;
+  // The process was stopped: what arrives before this time is received then.
+  absl::Time received_from_ = absl::InfinitePast();
+  std::deque<Event> on_network_;
+  // The process is stopped, or writes to its store, until then.
   absl::Time busy_until_ = absl::InfinitePast();
-  // After a stall of the coordinator, leases do not expire before this time, as in
-  // coordinator/service/loop.
-  absl::Time expire_from_ = absl::InfinitePast();
+  // The present turn: the actions of its events that the checker does not have yet, whether its
+  // actions are still to be carried out, and whether the process then crashes.
+  std::vector<std::vector<Action>> handled_;
+  bool in_turn_ = false;
+  bool crashes_ = false;
   std::map<RequestId, std::function<void(const std::string&)>> waiting_;
   std::map<RequestId, std::function<void(const Replied&)>> orders_;
   struct WaitingTrace {

@@ -52,6 +52,7 @@ constexpr MinCount kMinCounts[] = {
     {"coordinator_events", 50'000},
     {"coordinator_kills", 300},
     {"coordinator_stalls", 30},
+    {"coordinator_stalls_noticed", 1000},
     {"crashes_after_commit", 20},
     {"crashes_before_commit", 20},
     {"aggregator_calls_forged", 1000},

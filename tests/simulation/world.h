@@ -80,7 +80,7 @@ enum class Plant {
   kContributeUntrained,
   // A group that starts while others wait for it trains until its boundary nevertheless.
   kIgnoreCatchUp,
-  // The coordinator's clock events are lost.
+  // The clock that the coordinator reads stands still.
   kNoTicks,
   // The last write of a transaction is lost.
   kLoseOneWrite,
