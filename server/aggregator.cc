@@ -20,19 +20,13 @@
 namespace cadre {
 namespace {
 
-// An order that takes longer is reported in heartbeats.
-constexpr absl::Duration kSlowOrder = absl::Seconds(5);
-// Limit of the delayed orders in a heartbeat.
-constexpr int kMaxDelayedOrders = 64;
 // Maximum number of warnings of a heartbeat.
 constexpr int kMaxWarnings = 64;
 
 }  // namespace
 
 Aggregator::Aggregator(AggregatorOptions options)
-    : options_(std::move(options)),
-      incarnation_(NewIdentity()),
-      orders_(options_.retry_wait, options_.max_orders) {}
+    : options_(std::move(options)), incarnation_(NewIdentity()), orders_(options_.orders) {}
 
 Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
 
@@ -101,8 +95,7 @@ absl::Status Aggregator::Join() {
       if (heartbeat.warnings_size() == kMaxWarnings) break;
     }
     absl::MutexLock lock(&mutex_);
-    for (v1::DelayedOrder& delayed : orders_.Delayed(clock_.Now(), kSlowOrder)) {
-      if (heartbeat.delayed_orders_size() == kMaxDelayedOrders) break;
+    for (v1::DelayedOrder& delayed : orders_.Delayed(clock_.Now())) {
       *heartbeat.add_delayed_orders() = std::move(delayed);
     }
     return heartbeat;
@@ -134,7 +127,7 @@ void Aggregator::Collect(Metrics& metrics) const {
     absl::MutexLock lock(&mutex_);
     metrics.Gauge("cadre_orders_delayed",
                   "Orders of the coordinator that could not be carried out and are tried again.",
-                  static_cast<double>(orders_.Delayed(clock_.Now(), kSlowOrder).size()));
+                  static_cast<double>(orders_.Delayed(clock_.Now()).size()));
   }
   metrics.Gauge("cadre_archives_incomplete",
                 "Runs of which a version could not be archived, so that they cannot be replayed.",
@@ -203,18 +196,14 @@ std::optional<v1::CoordinatorMessage> Aggregator::NextOrder() {
 
 void Aggregator::ExecuteOrders() {
   while (const std::optional<v1::CoordinatorMessage> order = NextOrder()) {
-    const OrderResult result = ExecuteOrder(*host_, *order);
+    OrderResult result = ExecuteOrder(*host_, *order);
     reserved_bytes_ = host_->ReservedBytes();
-    if (result.answer.has_value()) Answer(*result.answer);
-    absl::MutexLock lock(&mutex_);
-    const bool gives_up =
-        result.give_up && clock_.Now() - orders_.taken_since() >= options_.create_patience;
-    if (gives_up) Answer(*result.give_up);
-    if (result.repeat.ok() || gives_up) {
-      orders_.Succeeded();
-    } else {
-      orders_.Failed(*order, result.repeat.message(), clock_.Now());
+    std::optional<v1::MemberMessage> answer;
+    {
+      absl::MutexLock lock(&mutex_);
+      answer = orders_.Finish(*order, std::move(result), clock_.Now());
     }
+    if (answer.has_value()) Answer(*answer);
   }
 }
 

@@ -53,12 +53,7 @@ struct AggregatorOptions {
   // Program version, for messages.
   std::string version;
   absl::Duration dial_timeout = absl::Seconds(30);
-  // Wait before a failed order is retried.
-  absl::Duration retry_wait = absl::Seconds(2);
-  // How long the creation of a shard is tried again; the run ends then.
-  absl::Duration create_patience = absl::Seconds(15);
-  // Maximum number of new orders that wait, enough for several per run.
-  size_t max_orders = 4096;
+  OrderQueue::Options orders;
   // Limit of the ended and archived runs whose files are kept.
   size_t keep_closed_runs = kMaxClosedRuns;
   // Keeps the contributions of which versions are made (server/archive.h).

@@ -8,6 +8,11 @@
 namespace cadre {
 namespace {
 
+// An order that takes longer is reported in heartbeats.
+constexpr absl::Duration kSlowOrder = absl::Seconds(5);
+// Limit of the delayed orders in a heartbeat.
+constexpr size_t kMaxDelayedOrders = 64;
+
 // A later order with the same subject replaces an earlier one.
 std::string SubjectOf(const v1::CoordinatorMessage& order) {
   if (order.has_open_run()) return absl::StrCat("open ", order.open_run().run());
@@ -35,7 +40,7 @@ std::string BodyName(const v1::CoordinatorMessage& message) {
 }
 
 bool OrderQueue::Add(v1::CoordinatorMessage order) {
-  if (new_.size() >= max_new_) return false;
+  if (new_.size() >= options_.max_new) return false;
   new_.push_back(std::move(order));
   return true;
 }
@@ -73,6 +78,17 @@ void OrderQueue::Begin(const v1::CoordinatorMessage& order, absl::Time now) {
   taken.delay.order.set_order(BodyName(order));
 }
 
+std::optional<v1::MemberMessage> OrderQueue::Finish(const v1::CoordinatorMessage& order,
+                                                    OrderResult result, absl::Time now) {
+  const bool gives_up = result.give_up && now - TakenSince() >= options_.create_patience;
+  if (result.repeat.ok() || gives_up) {
+    Succeeded();
+  } else {
+    Failed(order, result.repeat.message(), now);
+  }
+  return gives_up ? std::move(result.give_up) : std::move(result.answer);
+}
+
 void OrderQueue::Succeeded() {
   if (taken_) delays_.erase(taken_->subject);
   taken_.reset();
@@ -94,15 +110,15 @@ void OrderQueue::Failed(v1::CoordinatorMessage order, absl::string_view reason, 
     Delay& delay = delays_.try_emplace(subject, taken->delay).first->second;
     delay.order.set_reason(std::string(reason));
   }
-  failed_.insert_or_assign(subject, Retry{std::move(order), now + retry_wait_});
+  failed_.insert_or_assign(subject, Retry{std::move(order), now + options_.retry_wait});
 }
 
-absl::Time OrderQueue::taken_since() const {
+absl::Time OrderQueue::TakenSince() const {
   const auto delayed = delays_.find(taken_->subject);
   return delayed == delays_.end() ? taken_->delay.since : delayed->second.since;
 }
 
-std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now, absl::Duration slow) const {
+std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
   std::vector<v1::DelayedOrder> all;
   const auto add = [&](const Delay& delay) {
     all.push_back(delay.order);
@@ -110,8 +126,9 @@ std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now, absl::Duration
   };
   for (const auto& [subject, delay] : delays_) add(delay);
   // A failed one is listed with its error, also while it is tried again.
-  const bool is_slow = taken_ && now - taken_->delay.since >= slow;
+  const bool is_slow = taken_ && now - taken_->delay.since >= kSlowOrder;
   if (is_slow && !delays_.contains(taken_->subject)) add(taken_->delay);
+  if (all.size() > kMaxDelayedOrders) all.resize(kMaxDelayedOrders);
   return all;
 }
 

@@ -1,9 +1,15 @@
 // The orders of the coordinator that an aggregator has not carried out: new ones, in the order of
 // arrival, and failed ones that are tried again.
 //
-// A pure state machine: time is an argument. Thread-compatible.
+// A pure state machine: time is an argument. Its drivers are server/aggregator, with a thread that
+// carries the orders out, and tests/simulation/simulated_aggregator. Thread-compatible.
+//
+//   while (const auto order = queue.Take(now)) {
+//     if (const auto answer = queue.Finish(*order, ExecuteOrder(host, *order), now)) Send(*answer);
+//   }
 //
 // Guarantees: a failed order is tried again `retry_wait` after its failure, whatever else arrives.
+// One that creates a shard is given up when it has failed for `create_patience`.
 // A newer order of the same kind for the same run replaces it; CloseRun and DeleteRun remove it.
 // At most one retry precedes a new order, so that slow retries do not delay a CloseRun that makes
 // room.
@@ -20,6 +26,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "proto/cadre/v1/membership.pb.h"
+#include "server/order_execution.h"
 
 namespace cadre {
 
@@ -28,27 +35,30 @@ std::string BodyName(const v1::CoordinatorMessage& message);
 
 class OrderQueue {
  public:
-  // Requires: max_new > 0.
-  OrderQueue(absl::Duration retry_wait, size_t max_new)
-      : retry_wait_(retry_wait), max_new_(max_new) {}
+  struct Options {
+    // Wait before a failed order is retried.
+    absl::Duration retry_wait = absl::Seconds(2);
+    // How long the creation of a shard is tried again.
+    absl::Duration create_patience = absl::Seconds(15);
+    // Maximum number of new orders that wait, enough for several per run. Requires: positive.
+    size_t max_new = 4096;
+  };
+  explicit OrderQueue(const Options& options) : options_(options) {}
 
-  // Returns false, and drops the order, if max_new new orders are waiting.
+  // Returns false, and drops the order, if `max_new` new orders are waiting.
   bool Add(v1::CoordinatorMessage order);
-  // Removes and returns the order to carry out now, if any. Succeeded or Failed must follow.
+  // Removes and returns the order to carry out now, if any. Finish must follow.
   std::optional<v1::CoordinatorMessage> Take(absl::Time now);
+  // The order that Take returned last was carried out with this result. Returns the answer to the
+  // coordinator, if there is one.
+  std::optional<v1::MemberMessage> Finish(const v1::CoordinatorMessage& order, OrderResult result,
+                                          absl::Time now);
   // A coordinator with this epoch has started: drops the orders of earlier ones. It repeats those
   // that are still valid; if its store is older, it does not know the others.
   void Begin(uint64_t epoch);
-  // The order that Take returned last is carried out, or cannot be.
-  void Succeeded();
-  // The order that Take returned last has failed for a reason that may pass.
-  void Failed(v1::CoordinatorMessage order, absl::string_view reason, absl::Time now);
-  // When the order that Take returned last was carried out for the first time. Requires: there is
-  // one.
-  absl::Time taken_since() const;
-  // The orders that have failed and are tried again, and the one that Take returned last if that
-  // was at least `slow` ago.
-  std::vector<v1::DelayedOrder> Delayed(absl::Time now, absl::Duration slow) const;
+  // The orders to report in heartbeats, at most 64: those that have failed and are tried again, and
+  // one that takes longer than five seconds.
+  std::vector<v1::DelayedOrder> Delayed(absl::Time now) const;
   // When Take returns an order if none is added; InfinitePast: now.
   absl::Time NextTime() const;
 
@@ -60,9 +70,14 @@ class OrderQueue {
 
   // Take returns this order.
   void Begin(const v1::CoordinatorMessage& order, absl::Time now);
+  // The order that Take returned last is carried out, or cannot be.
+  void Succeeded();
+  // It has failed for a reason that may pass.
+  void Failed(v1::CoordinatorMessage order, absl::string_view reason, absl::Time now);
+  // When it was carried out for the first time. Requires: there is one.
+  absl::Time TakenSince() const;
 
-  const absl::Duration retry_wait_;
-  const size_t max_new_;
+  const Options options_;
   std::deque<v1::CoordinatorMessage> new_;
   uint64_t epoch_ = 0;
   // By subject.
@@ -73,7 +88,7 @@ class OrderQueue {
     absl::Time since;
   };
   std::map<std::string, Delay> delays_;
-  // The order that Take returned last, until it has succeeded or failed.
+  // The order that Take returned last, until its Finish.
   struct Taken {
     std::string subject;
     Delay delay;

@@ -31,8 +31,8 @@ class AggregatorTest : public ::testing::Test {
     options.data_dir = folder_.path();
     options.name = "shard-keeper";
     options.version = "1.2.3";
-    options.retry_wait = absl::Milliseconds(20);
-    options.create_patience = create_patience_;
+    options.orders.retry_wait = absl::Milliseconds(20);
+    options.orders.create_patience = create_patience_;
     options.archive = archive_;
     return options;
   }

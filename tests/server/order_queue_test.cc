@@ -30,13 +30,25 @@ v1::CoordinatorMessage Close(const std::string& run) {
   return order;
 }
 
+void Fail(OrderQueue& queue, const v1::CoordinatorMessage& order, absl::Time now,
+          const std::string& reason = "the disk is full") {
+  EXPECT_FALSE(queue.Finish(order, {.repeat = absl::UnavailableError(reason)}, now).has_value());
+}
+
 // Makes the next order fail.
-void FailNext(OrderQueue& queue, absl::Time now) {
-  queue.Failed(queue.Take(now).value(), "the disk is full", now);
+void FailNext(OrderQueue& queue, absl::Time now) { Fail(queue, queue.Take(now).value(), now); }
+
+// The order succeeds, with an answer.
+void Succeed(OrderQueue& queue, const v1::CoordinatorMessage& order, absl::Time now) {
+  v1::MemberMessage answer;
+  answer.mutable_applied()->set_round(7);
+  const auto sent = queue.Finish(order, {.answer = answer}, now);
+  ASSERT_TRUE(sent.has_value());
+  EXPECT_EQ(sent->applied().round(), 7u);
 }
 
 TEST(OrderQueue, ReturnsOrdersAsTheyArrive) {
-  OrderQueue queue(kWait, 10);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
   EXPECT_TRUE(queue.Add(Open("a")));
   EXPECT_TRUE(queue.Add(Apply("a", 1)));
@@ -47,7 +59,7 @@ TEST(OrderQueue, ReturnsOrdersAsTheyArrive) {
 }
 
 TEST(OrderQueue, DropsOrdersBeyondItsLimit) {
-  OrderQueue queue(kWait, 1);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 1});
   EXPECT_TRUE(queue.Add(Open("a")));
   EXPECT_FALSE(queue.Add(Open("b")));
   queue.Take(kStart);
@@ -55,7 +67,7 @@ TEST(OrderQueue, DropsOrdersBeyondItsLimit) {
 }
 
 TEST(OrderQueue, RetriesDespiteOtherOrders) {
-  OrderQueue queue(kWait, 10);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Add(Apply("large", 1));
   FailNext(queue, kStart);
   int retries = 0;
@@ -64,25 +76,25 @@ TEST(OrderQueue, RetriesDespiteOtherOrders) {
     const v1::CoordinatorMessage order = queue.Take(now).value();
     if (order.apply().run() != "large") continue;
     ++retries;
-    queue.Failed(order, "the disk is full", now);
+    Fail(queue, order, now);
   }
   EXPECT_EQ(retries, 2);
 }
 
 TEST(OrderQueue, NewOrdersAreTakenDespiteSlowRetries) {
-  OrderQueue queue(kWait, 10);
-  queue.Failed(Apply("a", 1), "the disk is full", kStart);
-  queue.Failed(Apply("b", 1), "the disk is full", kStart);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
+  Fail(queue, Apply("a", 1), kStart);
+  Fail(queue, Apply("b", 1), kStart);
   ASSERT_TRUE(queue.Add(Close("c")));
   // Each attempt takes longer than the wait, so that one is always due.
   const absl::Time later = kStart + 2 * kWait;
-  queue.Failed(queue.Take(later).value(), "the disk is full", later + 2 * kWait);
+  Fail(queue, queue.Take(later).value(), later + 2 * kWait);
   EXPECT_TRUE(queue.Take(later + 2 * kWait)->has_close_run());
   EXPECT_TRUE(queue.Take(later + 2 * kWait)->has_apply());
 }
 
 TEST(OrderQueue, WaitsBeforeARetry) {
-  OrderQueue queue(kWait, 10);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Add(Open("a"));
   FailNext(queue, kStart);
   EXPECT_EQ(queue.NextTime(), kStart + kWait);
@@ -92,7 +104,7 @@ TEST(OrderQueue, WaitsBeforeARetry) {
 }
 
 TEST(OrderQueue, NewerOrderReplacesAFailedOne) {
-  OrderQueue queue(kWait, 10);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Add(Apply("a", 1));
   queue.Add(Apply("b", 1));
   FailNext(queue, kStart);
@@ -104,21 +116,21 @@ TEST(OrderQueue, NewerOrderReplacesAFailedOne) {
 }
 
 TEST(OrderQueue, NewCoordinatorDropsOrdersOfEarlierOnes) {
-  OrderQueue queue(kWait, 10);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Begin(1);
   queue.Add(Open("a"));
   v1::CoordinatorMessage apply = Apply("b", 1);
   apply.set_epoch(1);
-  queue.Failed(apply, "the disk is full", kStart);
+  Fail(queue, apply, kStart);
   queue.Begin(1);
   EXPECT_EQ(queue.NextTime(), absl::InfinitePast()) << "a reconnect keeps the orders";
   queue.Begin(2);
-  queue.Failed(apply, "the disk is full", kStart);
+  Fail(queue, apply, kStart);
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
 }
 
 TEST(OrderQueue, EndOfTheRunRemovesFailedOrders) {
-  OrderQueue queue(kWait, 10);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Add(Open("a"));
   queue.Add(Apply("a", 1));
   FailNext(queue, kStart);
@@ -129,11 +141,11 @@ TEST(OrderQueue, EndOfTheRunRemovesFailedOrders) {
 }
 
 TEST(OrderQueue, ReportsFailedOrdersUntilTheySucceed) {
-  OrderQueue queue(kWait, 10);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Add(Open("a"));
   FailNext(queue, kStart);
   const absl::Time later = kStart + kWait;
-  const auto report = [&](absl::Time now) { return queue.Delayed(now, absl::Seconds(5)); };
+  const auto report = [&](absl::Time now) { return queue.Delayed(now); };
   ASSERT_EQ(report(later).size(), 1U);
   EXPECT_EQ(report(later)[0].run(), "a");
   EXPECT_EQ(report(later)[0].order(), "open_run");
@@ -142,37 +154,51 @@ TEST(OrderQueue, ReportsFailedOrdersUntilTheySucceed) {
   const auto again = queue.Take(later);
   ASSERT_TRUE(again.has_value());
   EXPECT_EQ(report(later).size(), 1U) << "while it is tried again";
-  EXPECT_EQ(queue.taken_since(), kStart);
-  queue.Failed(*again, "the quota is exceeded", later);
+  Fail(queue, *again, later, "the quota is exceeded");
   EXPECT_EQ(report(later + kWait)[0].reason(), "the quota is exceeded");
   EXPECT_EQ(report(later + kWait)[0].seconds(), 4);
-  ASSERT_TRUE(queue.Take(later + kWait).has_value());
-  queue.Succeeded();
+  Succeed(queue, queue.Take(later + kWait).value(), later + kWait);
   EXPECT_TRUE(report(later + kWait).empty());
 }
 
 TEST(OrderQueue, ReportsAnOrderThatTakesLong) {
-  OrderQueue queue(kWait, 10);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Add(Apply("a", 1));
-  queue.Take(kStart);
-  EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(4), absl::Seconds(5)).empty());
-  const auto slow = queue.Delayed(kStart + absl::Seconds(7), absl::Seconds(5));
+  const v1::CoordinatorMessage apply = queue.Take(kStart).value();
+  EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(4)).empty());
+  const auto slow = queue.Delayed(kStart + absl::Seconds(7));
   ASSERT_EQ(slow.size(), 1U);
   EXPECT_EQ(slow[0].order(), "apply");
   EXPECT_EQ(slow[0].reason(), "");
   EXPECT_EQ(slow[0].seconds(), 7);
-  queue.Succeeded();
-  EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(8), absl::Seconds(5)).empty());
+  Succeed(queue, apply, kStart + absl::Seconds(8));
+  EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(8)).empty());
 }
 
 TEST(OrderQueue, DoesNotReportOrdersOfAClosedRun) {
-  OrderQueue queue(kWait, 10);
+  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Add(Open("a"));
   FailNext(queue, kStart);
   queue.Add(Close("a"));
-  queue.Take(kStart);
-  queue.Succeeded();
-  EXPECT_TRUE(queue.Delayed(kStart + kWait, absl::Seconds(5)).empty());
+  Succeed(queue, queue.Take(kStart).value(), kStart);
+  EXPECT_TRUE(queue.Delayed(kStart + kWait).empty());
+}
+
+TEST(OrderQueue, GivesUpAnOrderThatFailsForLong) {
+  OrderQueue queue({.retry_wait = kWait, .create_patience = 2 * kWait});
+  queue.Add(Open("a"));
+  v1::MemberMessage refusal;
+  refusal.mutable_run_opened()->set_error("the disk is full");
+  const OrderResult result{.repeat = absl::UnavailableError("the disk is full"),
+                           .give_up = refusal};
+  for (const absl::Time now : {kStart, kStart + kWait}) {
+    EXPECT_FALSE(queue.Finish(queue.Take(now).value(), result, now).has_value());
+  }
+  const absl::Time last = kStart + 2 * kWait;
+  const auto answer = queue.Finish(queue.Take(last).value(), result, last);
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->run_opened().error(), "the disk is full");
+  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
 }
 
 }  // namespace

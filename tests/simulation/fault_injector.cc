@@ -21,6 +21,8 @@ double* RateOf(FaultKind kind, Faults& faults) {
       return &faults.full_disk;
     case FaultKind::kFailSyncs:
       return &faults.fail_sync;
+    case FaultKind::kSlowOrders:
+      return &faults.slow_order;
     case FaultKind::kCrashInOrders:
       return &faults.crash_aggregator;
     case FaultKind::kBreakGroups:
@@ -105,6 +107,10 @@ void FaultInjector::ChangeConditions(const Fault& fault, const std::string& host
     case FaultKind::kCutDown:
       condition("one_way_cuts", at.cut_down);
       return network_.OnCut(host);
+    case FaultKind::kHangDisk:
+      return condition("disks_hung", at.hung_disk);
+    case FaultKind::kFillDisk:
+      return condition("disks_filled", at.full_disk);
     case FaultKind::kCongest:
       return condition("congestions", at.congested);
     case FaultKind::kStop:

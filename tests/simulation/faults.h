@@ -25,10 +25,12 @@ enum class FaultKind {
   kCrashAfterCommit,
   // Per event: the coordinator stalls for seconds.
   kStallCoordinator,
-  // Per order of an aggregator: the disk is temporarily full; a sync fails; it crashes between two
-  // changes of its disk, possibly with its host.
+  // Per order of an aggregator: the disk is temporarily full; a sync fails; the order takes
+  // seconds;
+  // it crashes between two changes of its disk, possibly with its host.
   kFullDisk,
   kFailSyncs,
+  kSlowOrders,
   kCrashInOrders,
   // Per collective: a rank's connection to its peers breaks.
   kBreakGroups,
@@ -58,6 +60,9 @@ enum class FaultKind {
   kRollBack,
   kDamageFile,
   kSwapDisks,
+  // An aggregator's disk answers only at the end; it is full.
+  kHangDisk,
+  kFillDisk,
   // A host is cut off from the coordinator: in both directions, in both and from all members, or
   // in one direction.
   kCut,

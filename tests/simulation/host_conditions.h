@@ -36,6 +36,10 @@ struct HostConditions {
   // Preparing a group takes `preparation` longer.
   absl::Time slow_preparation = absl::InfinitePast();
   absl::Duration preparation;
+  // What is read from the disk, or written to it, is done only then.
+  absl::Time hung_disk = absl::InfinitePast();
+  // The disk of an aggregator is full.
+  absl::Time full_disk = absl::InfinitePast();
   // Slow work that has begun ends then, also if the cause has ended.
   absl::Time busy = absl::InfinitePast();
   // Preparing fails with this cause.
@@ -47,7 +51,7 @@ struct HostConditions {
   // Whether nothing of this prevents a member on the host from doing its work in the usual time.
   bool IsHealthy(absl::Time now) const {
     for (const absl::Time until : {training.OpensAt(), cut_up, cut_down, cut_bulk, congested,
-                                   slow_link, slow_preparation, busy, bad}) {
+                                   slow_link, slow_preparation, hung_disk, full_disk, busy, bad}) {
       if (until > now) return false;
     }
     return !diverges;
@@ -55,8 +59,9 @@ struct HostConditions {
 
   // The faults end: all conditions but permanent ones and work in progress.
   void Heal() {
-    for (absl::Time* until : {&process.until, &training.until, &cut_up, &cut_down, &cut_bulk,
-                              &congested, &slow_link, &slow_preparation, &bad}) {
+    for (absl::Time* until :
+         {&process.until, &training.until, &cut_up, &cut_down, &cut_bulk, &congested, &slow_link,
+          &slow_preparation, &hung_disk, &full_disk, &bad}) {
       if (*until < absl::InfiniteFuture()) *until = absl::InfinitePast();
     }
     diverges = false;

@@ -290,6 +290,7 @@ void Invariants::CheckRunEnd(const v1::RunRecord& record) {
 // One host cannot end a run that another host could train; the run cannot know better if there is
 // only one.
 bool Invariants::MayFail(const v1::RunRecord& record) const {
+  if (record.version() == 0 && world_.not_created.contains(record.run())) return true;
   std::map<v1::FailureCause, std::set<std::string>> hosts;
   std::set<uint32_t> diverged;
   for (const auto* failures : {&failures_, &earlier_failures_}) {
@@ -356,11 +357,12 @@ void Invariants::CheckNewCommit(const View& view, const Store& before, const Sto
     return;
   }
   if (commit.participants().empty()) world_.Violate(Describe(commit), " has no participants");
+  const v1::RunRecord open = RunIn(before, RunKey(commit.run()));
   for (int i = 0; i < commit.participants_size(); ++i) {
     if (i > 0 && commit.participants(i).group() <= commit.participants(i - 1).group()) {
       world_.Violate(Describe(commit), " is not in group order");
     }
-    CheckParticipant(view, run, commit, commit.participants(i));
+    CheckParticipant(view, open, commit, commit.participants(i));
   }
   const std::pair<std::string, uint32_t> version(commit.run(), commit.round());
   Rival made{commit, ValuesOf(run, commit)};
@@ -383,13 +385,20 @@ void Invariants::CheckNewCommit(const View& view, const Store& before, const Sto
                commit.participants_size() < int64_t{GroupsOf(run.spec())} ? 1 : 0);
 }
 
+// The contribution of a group that has left (v1::Contributed.leaves) outlives its generation.
 void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
                                   const v1::CommitRecord& commit, const v1::Participant& in) {
   const auto it = generations_.find(in.generation());
   const GroupKey slot{commit.run(), in.group()};
   const auto current = view.current.find(slot);
+  const bool left = absl::c_any_of(run.left(), [&](const v1::Contributed& contributed) {
+    return contributed.round() == commit.round() && contributed.place().group() == in.group() &&
+           contributed.place().generation() == in.generation();
+  });
+  if (left) world_.Count("contributions_of_left_groups");
+  const bool lives = current != view.current.end() && current->second == in.generation();
   if (it == generations_.end() || it->second.group != slot || !it->second.started ||
-      current == view.current.end() || current->second != in.generation()) {
+      !(lives || left)) {
     world_.Violate(Describe(commit), " includes generation ", in.generation(), " of group ",
                    in.group(), ", which is not live");
     return;

@@ -18,11 +18,10 @@ namespace cadre::simulation {
 namespace {
 
 constexpr char kFolder[] = "/data";
-// As AggregatorOptions.
-constexpr absl::Duration kRetryWait = absl::Seconds(2);
-constexpr size_t kMaxOrders = 4096;
 // Largest time until an order is carried out, while no other one waits.
 constexpr absl::Duration kMaxOrderTime = absl::Milliseconds(120);
+// Largest time of a slow one.
+constexpr absl::Duration kMaxSlowOrderTime = absl::Seconds(20);
 // No order makes more changes to the disk.
 constexpr uint64_t kMaxChanges = 30;
 // Less than the files of a version.
@@ -77,7 +76,9 @@ void SimulatedAggregator::Start(bool move) {
     return;
   }
   host_ = *std::move(host);
-  orders_.emplace(kRetryWait, kMaxOrders);
+  orders_.emplace(OrderQueue::Options());
+  executing_ = false;
+  epoch_ = 0;
   failed_applies_.clear();
   CheckContributions();
   link_ = std::make_unique<MembershipLink>(
@@ -143,7 +144,12 @@ v1::Heartbeat SimulatedAggregator::MakeHeartbeat() {
   if (const absl::Status files = host_->CheckFiles(); !files.ok()) {
     EndSoon(std::string(files.message()));
   }
-  return v1::Heartbeat();
+  v1::Heartbeat heartbeat;
+  for (v1::DelayedOrder& delayed : orders_->Delayed(world_.timeline.now())) {
+    *heartbeat.add_delayed_orders() = std::move(delayed);
+    world_.Count("delayed_orders_reported");
+  }
+  return heartbeat;
 }
 
 void SimulatedAggregator::EndSoon(const std::string& reason) {
@@ -284,11 +290,13 @@ bool SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
 
 bool SimulatedAggregator::RecordEpoch(uint64_t epoch) {
   orders_->Begin(epoch);
+  epoch_ = epoch;
   failed_applies_.clear();
   return host_->SaveEpoch(epoch).ok();
 }
 
 void SimulatedAggregator::Wake() {
+  if (executing_) return;
   wake_.End();
   const absl::Time next = orders_->NextTime();
   if (next == absl::InfiniteFuture()) return;
@@ -308,10 +316,27 @@ v1::CoordinatorMessage SimulatedAggregator::Plant(v1::CoordinatorMessage order) 
 }
 
 void SimulatedAggregator::ExecuteNext() {
-  const std::optional<v1::CoordinatorMessage> order = orders_->Take(world_.timeline.now());
+  const absl::Time now = world_.timeline.now();
+  const std::optional<v1::CoordinatorMessage> order = orders_->Take(now);
   if (!order.has_value()) return Wake();
+  HostConditions& host = world_.hosts[name_];
+  absl::Duration time = std::max(host.hung_disk - now, absl::ZeroDuration());
+  if (world_.dice.Chance(world_.faults.slow_order)) {
+    time = std::max(time, world_.dice.Between(absl::ZeroDuration(), kMaxSlowOrderTime));
+  }
+  if (time == absl::ZeroDuration()) return Execute(*order, time);
+  world_.Count("orders_slow");
+  executing_ = true;
+  host.busy = std::max(host.busy, now + time);
+  const absl::Duration before = world_.dice.Between(absl::ZeroDuration(), time);
+  world_.timeline.After(before, life_,
+                        [this, order, rest = time - before] { Execute(*order, rest); });
+}
+
+void SimulatedAggregator::Execute(const v1::CoordinatorMessage& order, absl::Duration rest) {
   const Faults& faults = world_.faults;
-  if (world_.dice.Chance(faults.full_disk)) {
+  const bool full = world_.hosts[name_].full_disk > world_.timeline.now();
+  if (full || world_.dice.Chance(faults.full_disk)) {
     disk_.SetFreeBytes(world_.dice.Between(0, kMaxFreeBytes));
   }
   disk_.FailNextSync(world_.dice.Chance(faults.fail_sync));
@@ -319,7 +344,7 @@ void SimulatedAggregator::ExecuteNext() {
     disk_.StopAfter(world_.dice.Between(0, kMaxChanges));
   }
   disk_.renamed.clear();
-  const OrderResult result = ExecuteOrder(*host_, Plant(*order));
+  const OrderResult result = ExecuteOrder(*host_, Plant(order));
   disk_.SetFreeBytes(std::numeric_limits<uint64_t>::max());
   disk_.FailNextSync(false);
   if (disk_.stopped()) {
@@ -335,15 +360,23 @@ void SimulatedAggregator::ExecuteNext() {
     for (const std::string& path : disk_.renamed) {
       if (done) CheckVersion(path);
     }
-    link_->Send(*result.answer);
   }
   if (disk_.removed) CheckContributions();
-  if (result.repeat.ok()) {
-    orders_->Succeeded();
-  } else {
-    orders_->Failed(*order, result.repeat.message(), world_.timeline.now());
+  if (rest == absl::ZeroDuration()) return Finish(order, result);
+  world_.timeline.After(rest, life_, [this, order, result] { Finish(order, result); });
+}
+
+void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const OrderResult& result) {
+  executing_ = false;
+  const auto answer = orders_->Finish(order, result, world_.timeline.now());
+  if (answer.has_value()) {
+    if (answer->has_run_opened() && !result.repeat.ok()) {
+      world_.Count("creations_given_up");
+      world_.not_created.insert(answer->run_opened().run());
+    }
+    link_->Send(*answer);
   }
-  NoteFailure(*order, !result.repeat.ok());
+  NoteFailure(order, !result.repeat.ok());
   Wake();
 }
 
@@ -354,9 +387,12 @@ void SimulatedAggregator::NoteFailure(const v1::CoordinatorMessage& order, bool 
   if (order.has_apply()) failed_applies_.erase(order.apply().run());
   if (world_.plant == Plant::kPostponeRetries) {
     for (const auto& [run, failed] : failed_applies_)
-      orders_->Failed(failed.order, "it has failed before", now);
+      orders_->Finish(failed.order, {.repeat = absl::UnavailableError("it has failed before")},
+                      now);
   }
-  if (order.has_apply() && repeat) failed_applies_[order.apply().run()] = {order, now};
+  // The order of an earlier coordinator is not repeated.
+  const bool valid = order.epoch() >= epoch_;
+  if (order.has_apply() && repeat && valid) failed_applies_[order.apply().run()] = {order, now};
 }
 
 absl::Time SimulatedAggregator::oldest_failure() const {

@@ -1,6 +1,6 @@
 // A simulated aggregator: the real shard host, on a disk in memory that outlives the process, and
-// the real queue of orders. Only threads and streams are replaced: orders and calls take place one
-// after the other, each at one moment.
+// the real queue of orders. Only threads and streams are replaced: each order and each message of a
+// call takes effect at one moment. An order may take time before and after it.
 //
 // Each function that ranks call represents one message of the service. A call states the process to
 // which it is connected, so that a restart breaks it.
@@ -101,6 +101,8 @@ class SimulatedAggregator {
   // Schedules the next order.
   void Wake();
   void ExecuteNext();
+  void Execute(const v1::CoordinatorMessage& order, absl::Duration rest);
+  void Finish(const v1::CoordinatorMessage& order, const OrderResult& result);
   // The order was carried out; `repeat`: it has failed.
   void NoteFailure(const v1::CoordinatorMessage& order, bool repeat);
   v1::CoordinatorMessage Plant(v1::CoordinatorMessage order);
@@ -129,6 +131,10 @@ class SimulatedAggregator {
   std::unique_ptr<ShardHost> host_;
   std::unique_ptr<MembershipLink> link_;
   std::optional<OrderQueue> orders_;
+  // The order thread carries out an order.
+  bool executing_ = false;
+  // The coordinator's, since the process has started.
+  uint64_t epoch_ = 0;
   // Applies that have failed for a transient reason, by run.
   struct FailedApply {
     v1::CoordinatorMessage order;

@@ -91,7 +91,8 @@ Transfer::Event SimulatedShardClient::Send(const Call& call,
     return break_off([&] { return world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)); });
   }
   const absl::Time arrival =
-      world_.timeline.now() + bulk_.network.TransferTime(host_, attempt->at->name());
+      std::max(world_.timeline.now() + bulk_.network.TransferTime(host_, attempt->at->name()),
+               world_.hosts[attempt->at->name()].hung_disk);
   threads_.Await([&] { return Stopped(call.stop); }, std::min(arrival, call.transfer.silent_at()));
   if (Stopped(call.stop) || !reached()) return Broken();
   if (world_.timeline.now() < arrival) {

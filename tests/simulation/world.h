@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +28,7 @@ struct Faults {
   double stall = 0;
   double full_disk = 0;
   double fail_sync = 0;
+  double slow_order = 0;
   double crash_aggregator = 0;
   double break_group = 0;
   double slow_message = 0;
@@ -124,6 +126,8 @@ class World {
   // an aggregator has lost, and when, which the invariants follow for lost and damaged files, but
   // not for older ones.
   bool has_outer_runs = false;
+  // Runs of which an aggregator has told the coordinator that it cannot create its shard.
+  std::set<std::string> not_created;
   std::map<std::string, uint64_t> counters;
   std::optional<std::string> violation;
   // The newest lines; every line is also passed to `listener`, if set.
