@@ -67,9 +67,7 @@ class RoundsCall : public Reactor {
     fence_.Pass();
     this->Finish(ToGrpc(status));
   }
-  void EndBusy() {
-    End(absl::ResourceExhaustedError("busy: too many concurrent streams; retry later"));
-  }
+  void EndBusy() { End(TooManyStreams()); }
   // Whether the stream may go on. If not, it is ended.
   bool IsAdmitted() {
     if (!stream_.admitted()) EndBusy();
@@ -77,9 +75,9 @@ class RoundsCall : public Reactor {
   }
   // If the caller has the right to the call: submits the work if the call gets a slot.
   void Begin(const absl::Status& authenticated, WorkPool::Work work) {
-    if (!authenticated.ok()) return End(authenticated);
-    slot_ = slots_.Take(peer_);
-    if (!slot_.taken()) return EndBusy();
+    absl::StatusOr<StreamSlots::Slot> slot = slots_.Admit(authenticated, peer_);
+    if (!slot.ok()) return End(slot.status());
+    slot_ = *std::move(slot);
     Submit(std::move(work));
   }
   void Submit(WorkPool::Work work) {

@@ -31,6 +31,7 @@
 #include "base/counters.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/stream_limits.h"
+#include "base/stream_slots.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/shard_host.h"
 

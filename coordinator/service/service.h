@@ -29,6 +29,7 @@
 #include "base/log_limit.h"
 #include "base/rpc/credentials.h"
 #include "base/rpc/stream_limits.h"
+#include "base/stream_slots.h"
 #include "coordinator/service/backup.h"
 #include "coordinator/service/loop.h"
 #include "coordinator/service/streams.h"

@@ -23,6 +23,7 @@
 #include "base/rpc/grpc_status.h"
 #include "base/rpc/identity.h"
 #include "base/rpc/stream_limits.h"
+#include "base/stream_slots.h"
 #include "coordinator/events/events.h"
 #include "coordinator/machine/machine.h"
 #include "proto/cadre/v1/control.pb.h"

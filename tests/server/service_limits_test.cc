@@ -128,19 +128,6 @@ TEST_F(ServiceTest, OnePeerLeavesAQuarterOfTheStreams) {
   EXPECT_EQ(RawStage(*server_).Finish().code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST(StreamSlotsTest, OnePeerLeavesAQuarter) {
-  StreamSlots slots(8);
-  std::vector<StreamSlots::Slot> taken;
-  for (int i = 0; i < 6; ++i) taken.push_back(slots.Take("a"));
-  EXPECT_TRUE(taken.back().taken());
-  EXPECT_FALSE(slots.Take("a").taken());
-  for (const char* peer : {"b", "c"}) taken.push_back(slots.Take(peer));
-  EXPECT_TRUE(taken.back().taken());
-  EXPECT_FALSE(slots.Take("d").taken());
-  taken.clear();
-  EXPECT_TRUE(slots.Take("a").taken());
-}
-
 // --- Cost
 
 int64_t PeakMemory() {
