@@ -113,7 +113,7 @@ void Intruder::CallAggregator(const v1::RankSlot& place) {
   Sign(key, "nonce", header);
   Sign(key, "nonce", request);
   world_.Count("aggregator_calls_forged");
-  if (aggregator.Stage(header).ok() || aggregator.Pull(request).ok()) {
+  if (aggregator.Stage({0, kHost}, header).ok() || aggregator.Pull({0, kHost}, request).ok()) {
     world_.Violate(aggregator.name(), " has accepted a caller without the key of ", place.run(),
                    ", generation ", header.generation());
   }

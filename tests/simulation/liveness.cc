@@ -198,7 +198,8 @@ bool Liveness::IsHealthy(const v1::RunRecord& run) const {
   uint32_t healthy = 0;
   uint32_t ill = 0;
   const auto& store = coordinator().store();
-  for (uint32_t slot = 0; slot < GroupsOf(run.spec()); ++slot) {
+  // A run that was scaled keeps the groups of its open round.
+  for (uint32_t slot = 0; slot < std::max(GroupsOf(run.spec()), DivisionOf(run).groups()); ++slot) {
     const auto found = store.find(GroupKey(run.run(), slot));
     v1::GroupRecord group;
     if (found == store.end() || !group.ParseFromString(found->second)) continue;

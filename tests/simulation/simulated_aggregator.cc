@@ -22,6 +22,8 @@ constexpr char kFolder[] = "/data";
 constexpr absl::Duration kMaxOrderTime = absl::Milliseconds(120);
 // Largest time of a slow one.
 constexpr absl::Duration kMaxSlowOrderTime = absl::Seconds(20);
+// As RoundsServiceOptions.
+constexpr absl::Duration kMaxCallSilence = absl::Seconds(30);
 // No order makes more changes to the disk.
 constexpr uint64_t kMaxChanges = 30;
 // Less than the files of a version.
@@ -77,6 +79,10 @@ void SimulatedAggregator::Start(bool move) {
   }
   host_ = *std::move(host);
   orders_.emplace(OrderQueue::Options());
+  stages_.emplace(world_.max_calls);
+  pulls_.emplace(world_.max_calls);
+  silent_.emplace(kMaxCallSilence);
+  CancelSilent();
   executing_ = false;
   epoch_ = 0;
   failed_applies_.clear();
@@ -106,6 +112,7 @@ void SimulatedAggregator::Kill(bool host_lost) {
   link_->Stop(host_lost);
   host_.reset();
   orders_.reset();
+  calls_.clear();
   if (host_lost) {
     disk_.CrashHost([this] { return world_.dice.Chance(0.5); });
   } else {
@@ -403,9 +410,41 @@ absl::Time SimulatedAggregator::oldest_failure() const {
 
 // ---- The Rounds service
 
-absl::StatusOr<Staging> SimulatedAggregator::Stage(const v1::ContributionHeader& header) {
-  CADRE_RETURN_IF_ERROR(host_->Authenticate(header));
+absl::Status SimulatedAggregator::Begin(const Call& call, StreamSlots& slots,
+                                        const absl::Status& authenticated) {
+  absl::StatusOr<StreamSlots::Slot> slot = slots.Admit(authenticated, call.peer);
+  if (absl::IsResourceExhausted(slot.status())) world_.Count("calls_busy");
+  if (!slot.ok()) return slot.status();
+  calls_[call.id] = *std::move(slot);
+  silent_->Await(call.id, world_.timeline.now());
+  return absl::OkStatus();
+}
+
+bool SimulatedAggregator::Continue(uint64_t call) {
+  if (!calls_.contains(call)) return false;
+  silent_->Await(call, world_.timeline.now());
+  return true;
+}
+
+void SimulatedAggregator::EndCall(uint64_t call) {
+  silent_->Continue(call);
+  calls_.erase(call);
+}
+
+// As OpenStreams in base/rpc/stream_limits.
+void SimulatedAggregator::CancelSilent() {
+  while (const std::optional<uint64_t> call = silent_->Take(world_.timeline.now())) {
+    world_.Count("calls_cancelled");
+    calls_.erase(*call);
+  }
+  world_.timeline.After(kMaxCallSilence / 8, life_, [this] { CancelSilent(); });
+}
+
+absl::StatusOr<Staging> SimulatedAggregator::Stage(const Call& call,
+                                                   const v1::ContributionHeader& header) {
+  CADRE_RETURN_IF_ERROR(Begin(call, *stages_, host_->Authenticate(header)));
   absl::StatusOr<Staging> staging = host_->Stage(header);
+  if (!staging.ok()) EndCall(call.id);
   if (disk_.removed) CheckContributions();
   if (staging.ok() && staging->grant.next_chunk > 0) world_.Count("stagings_resumed");
   return staging;
@@ -427,12 +466,14 @@ absl::Status SimulatedAggregator::Finish(Staging& staging) {
   return finished;
 }
 
-absl::StatusOr<std::unique_ptr<VersionPull>> SimulatedAggregator::Pull(v1::PullRequest request) {
-  CADRE_RETURN_IF_ERROR(host_->Authenticate(request));
+absl::StatusOr<std::unique_ptr<VersionPull>> SimulatedAggregator::Pull(const Call& call,
+                                                                       v1::PullRequest request) {
+  CADRE_RETURN_IF_ERROR(Begin(call, *pulls_, host_->Authenticate(request)));
   if (world_.plant == Plant::kServeOldVersion && request.version() > 0) {
     request.set_version(request.version() - 1);
   }
   auto pull = host_->Pull(request);
+  if (!pull.ok()) EndCall(call.id);
   if (absl::IsFailedPrecondition(pull.status())) world_.Count("pulls_of_old_versions");
   return pull;
 }

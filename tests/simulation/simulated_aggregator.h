@@ -18,6 +18,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/counters.h"
+#include "base/silent_peers.h"
+#include "base/stream_slots.h"
 #include "server/order_execution.h"
 #include "server/order_queue.h"
 #include "server/shard_host.h"
@@ -64,12 +66,20 @@ class SimulatedAggregator {
   // What its host stores of the run; empty if it stores none. Requires: up().
   v1::ShardState StateOf(const std::string& run) const { return host_->ReportRun(run).state(); }
 
-  // ---- The Rounds service
-  absl::StatusOr<Staging> Stage(const v1::ContributionHeader& header);
+  // ---- The Rounds service: a call begins with Stage or Pull, unless that fails, and ends with
+  // EndCall, or because its peer is silent.
+  struct Call {
+    uint64_t id = 0;
+    std::string peer;
+  };
+  absl::StatusOr<Staging> Stage(const Call& call, const v1::ContributionHeader& header);
+  absl::StatusOr<std::unique_ptr<VersionPull>> Pull(const Call& call, v1::PullRequest request);
+  // The next message of the call has arrived. Returns false if the call has ended.
+  bool Continue(uint64_t call);
+  void EndCall(uint64_t call);
   // Stores one chunk, in the order of the header. Returns whether it was the last.
   absl::StatusOr<bool> Put(Staging& staging, uint32_t index, std::span<const float> values);
   absl::Status Finish(Staging& staging);
-  absl::StatusOr<std::unique_ptr<VersionPull>> Pull(v1::PullRequest request);
 
   // Adds the counters of the host to those of the simulation.
   void CountRefusals();
@@ -106,6 +116,9 @@ class SimulatedAggregator {
   // The order was carried out; `repeat`: it has failed.
   void NoteFailure(const v1::CoordinatorMessage& order, bool repeat);
   v1::CoordinatorMessage Plant(v1::CoordinatorMessage order);
+  // The call has a slot, or is refused.
+  absl::Status Begin(const Call& call, StreamSlots& slots, const absl::Status& authenticated);
+  void CancelSilent();
   // Reports to the checker what has changed on the disk.
   void CheckVersion(const std::string& path);
   void CheckContributions();
@@ -131,6 +144,11 @@ class SimulatedAggregator {
   std::unique_ptr<ShardHost> host_;
   std::unique_ptr<MembershipLink> link_;
   std::optional<OrderQueue> orders_;
+  // The calls of the service, by id; destroyed before their slots.
+  std::optional<StreamSlots> stages_;
+  std::optional<StreamSlots> pulls_;
+  std::map<uint64_t, StreamSlots::Slot> calls_;
+  std::optional<SilentPeers<uint64_t>> silent_;
   // The order thread carries out an order.
   bool executing_ = false;
   // The coordinator's, since the process has started.

@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/protocol.h"
 #include "base/status.h"
 #include "server/client/proof.h"
@@ -41,7 +42,20 @@ std::shared_ptr<SimulatedShardClient::Attempt> SimulatedShardClient::Connect() {
   auto attempt = std::make_shared<Attempt>();
   attempt->at = at;
   attempt->process = at->process();
+  attempt->call = ++world_.last_call;
   return attempt;
+}
+
+void SimulatedShardClient::Drop(const std::shared_ptr<Attempt>& attempt) {
+  if (attempt == nullptr || world_.dice.Chance(threads_.killed() ? 0.5 : world_.faults.break_call))
+    return;
+  const auto end = [at = attempt->at, process = attempt->process, call = attempt->call,
+                    host = host_, bulk = bulk_] {
+    const bool reached =
+        at->up() && at->process() == process && bulk.network.Reaches(host, at->name());
+    if (reached) at->EndCall(call);
+  };
+  world_.timeline.After(world_.Delay(), end);
 }
 
 Transfer SimulatedShardClient::MakeTransfer(Transfer::Direction direction, uint64_t elements) {
@@ -116,12 +130,14 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
   if (elements > 0) std::memcpy(values->data(), bytes.data(), bytes.size());
   Call call{MakeTransfer(Transfer::Direction::kStage, elements), std::move(stop)};
   std::shared_ptr<Attempt> attempt;
+  const auto drop = absl::MakeCleanup([&] { Drop(attempt); });
   return Run(call, [&](const Transfer::Action& action) -> Transfer::Event {
     if (std::holds_alternative<Transfer::Open>(action)) {
+      Drop(attempt);
       attempt = Connect();
       if (attempt == nullptr) return Broken();
-      return Send(call, attempt, [attempt, filled]() -> Transfer::Event {
-        absl::StatusOr<Staging> staging = attempt->at->Stage(filled);
+      return Send(call, attempt, [attempt, filled, host = host_]() -> Transfer::Event {
+        absl::StatusOr<Staging> staging = attempt->at->Stage({attempt->call, host}, filled);
         if (!staging.ok()) return Transfer::Ended{staging.status()};
         attempt->staging = *std::move(staging);
         return Transfer::Opened{attempt->staging.grant.next_chunk};
@@ -130,6 +146,7 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
     if (const auto* send = std::get_if<Transfer::Send>(&action)) {
       traffic->payload_sent += kElement * (send->end - send->begin);
       return Send(call, attempt, [attempt, values, chunk = *send]() -> Transfer::Event {
+        if (!attempt->at->Continue(attempt->call)) return Broken();
         const auto part = std::span(*values).subspan(chunk.begin, chunk.end - chunk.begin);
         const absl::Status put = attempt->at->Put(attempt->staging, chunk.index, part).status();
         if (!put.ok()) return Transfer::Ended{put};
@@ -137,7 +154,9 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
       });
     }
     return Send(call, attempt, [attempt, values, filled, bulk = bulk_]() -> Transfer::Event {
+      if (!attempt->at->Continue(attempt->call)) return Broken();
       const absl::Status status = attempt->at->Finish(attempt->staging);
+      attempt->at->EndCall(attempt->call);
       if (status.ok()) bulk.invariants.OnStaged(attempt->at->name(), filled, *values);
       // The acknowledgement is a separate message, which may be lost.
       World& world = bulk.world;
@@ -152,10 +171,12 @@ absl::Status SimulatedShardClient::RunPull(
     Call& call, const v1::PullRequest& request,
     const std::function<std::span<std::byte>(const VersionPull& pull)>& opened) {
   std::shared_ptr<Attempt> attempt;
+  const auto drop = absl::MakeCleanup([&] { Drop(attempt); });
   std::span<std::byte> out;
   const Transfer& transfer = call.transfer;
   return Run(call, [&](const Transfer::Action& action) -> Transfer::Event {
     if (std::holds_alternative<Transfer::Open>(action)) {
+      Drop(attempt);
       attempt = Connect();
       if (attempt == nullptr) return Broken();
       v1::PullRequest filled = request;
@@ -166,18 +187,24 @@ absl::Status SimulatedShardClient::RunPull(
         *filled.mutable_ranges() = SkipElements(request.ranges(), transfer.done());
       }
       Sign(options_.key, "nonce", filled);
-      Transfer::Event event = Send(call, attempt, [attempt, filled]() -> Transfer::Event {
-        auto pull = attempt->at->Pull(filled);
-        if (!pull.ok()) return Transfer::Ended{pull.status()};
-        attempt->pull = *std::move(pull);
-        if (!filled.has_frame_from()) return Transfer::Opened{};
-        return Transfer::Opened{.elements = static_cast<uint64_t>(attempt->pull->frame().elements)};
-      });
+      Transfer::Event event =
+          Send(call, attempt, [attempt, filled, host = host_]() -> Transfer::Event {
+            auto pull = attempt->at->Pull({attempt->call, host}, filled);
+            if (!pull.ok()) return Transfer::Ended{pull.status()};
+            attempt->pull = *std::move(pull);
+            if (!filled.has_frame_from()) return Transfer::Opened{};
+            return Transfer::Opened{.elements =
+                                        static_cast<uint64_t>(attempt->pull->frame().elements)};
+          });
       if (std::holds_alternative<Transfer::Opened>(event)) out = opened(*attempt->pull);
       return event;
     }
     Transfer::Event event = Send(call, attempt, [attempt]() -> Transfer::Event {
-      if (attempt->pull->left() == 0) return Transfer::Ended{};
+      if (!attempt->at->Continue(attempt->call)) return Broken();
+      if (attempt->pull->left() == 0) {
+        attempt->at->EndCall(attempt->call);
+        return Transfer::Ended{};
+      }
       attempt->chunk.resize(kElement * kChunkElements);
       const auto read = attempt->pull->Next(
           {reinterpret_cast<char*>(attempt->chunk.data()), attempt->chunk.size()});

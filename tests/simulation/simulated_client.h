@@ -60,6 +60,7 @@ class SimulatedShardClient final : public ShardClient {
   struct Attempt {
     SimulatedAggregator* at = nullptr;
     uint64_t process = 0;
+    uint64_t call = 0;
     Staging staging;
     std::unique_ptr<VersionPull> pull;
     std::vector<std::byte> chunk;
@@ -78,6 +79,8 @@ class SimulatedShardClient final : public ShardClient {
   ShardTransfer MakeTransfer(ShardTransfer::Direction direction, uint64_t elements);
   // Connects to the shard's present address; null if nothing answers there.
   std::shared_ptr<Attempt> Connect();
+  // The attempt is over. The shard learns of it, unless the connection is lost.
+  void Drop(const std::shared_ptr<Attempt>& attempt);
   // Sends one message of the attempt; `execute` runs at the shard and returns what is received.
   ShardTransfer::Event Send(const Call& call, const std::shared_ptr<Attempt>& attempt,
                             std::function<ShardTransfer::Event()> execute);

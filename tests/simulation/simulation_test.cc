@@ -46,6 +46,8 @@ constexpr MinCount kMinCounts[] = {
     {"applies_repeated", 50},
     {"bad_hosts", 500},
     {"calls_broken", 1000},
+    {"calls_busy", 10'000},
+    {"calls_cancelled", 500},
     {"calls_silent", 10},
     {"commits", 2000},
     {"contributions_late", 50},

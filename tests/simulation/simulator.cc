@@ -141,6 +141,7 @@ void Simulator::MakeMembers() {
     world_.timeline.After(dice.Between(absl::ZeroDuration(), absl::Seconds(10)),
                           [m = member.get()] { m->Start(); });
   }
+  if (dice.Chance(0.3)) world_.max_calls = static_cast<int>(dice.Between(1, 4));
   if (!dice.Chance(0.3)) return;
   intruder_.emplace(world_, network_, aggregators_);
   network_.set_listener([this](const v1::MemberMessage& message) { intruder_->Record(message); });

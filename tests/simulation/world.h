@@ -128,6 +128,10 @@ class World {
   bool has_outer_runs = false;
   // Runs of which an aggregator has told the coordinator that it cannot create its shard.
   std::set<std::string> not_created;
+  // Limit of the calls of one kind that an aggregator serves at the same time.
+  int max_calls = 64;
+  // The number of the newest of them.
+  uint64_t last_call = 0;
   std::map<std::string, uint64_t> counters;
   std::optional<std::string> violation;
   // The newest lines; every line is also passed to `listener`, if set.
