@@ -1,5 +1,6 @@
 #include "tests/simulation/operators.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -56,7 +57,9 @@ void Operators::Scale() {
 }
 
 void Operators::Resume() {
-  coordinators_.current().Order(ResumeRun{.run = AnyRun()}, [](const Replied&) {});
+  coordinators_.current().Order(ResumeRun{.run = AnyRun()}, [this](const Replied& replied) {
+    if (replied.status.ok()) world_.Count("runs_resumed");
+  });
 }
 
 void Operators::Delete() {
@@ -68,7 +71,9 @@ void Operators::Delete() {
 }
 
 void Operators::Adopt() {
-  coordinators_.current().Order(AdoptRuns{}, [](const Replied&) {});
+  coordinators_.current().Order(AdoptRuns{}, [this](const Replied& replied) {
+    world_.Count("runs_adopted", replied.adopted.runs_size());
+  });
 }
 
 void Operators::Cordon() {
@@ -81,6 +86,35 @@ void Operators::Cordon() {
                  : cordon.drain ? "workers_drained"
                                 : "workers_cordoned");
   });
+}
+
+// The run exists, so every read succeeds, unless it needs a version.
+void Operators::Read() {
+  const Machine* const machine = coordinators_.current().machine();
+  const std::string run = AnyRun();
+  if (machine == nullptr || run.empty()) return;
+  const absl::Time now = world_.timeline.now();
+  const auto check = [&](const char* method, const absl::Status& status) {
+    world_.Count(absl::StrCat("method_", method));
+    if (!status.ok()) world_.Violate(method, " of ", run, ": ", status.ToString());
+  };
+  v1::StatusRequest status;
+  status.set_run(run);
+  check("Get", machine->Status(now, status).status());
+  v1::HistoryRequest history;
+  history.set_run(run);
+  check("History", machine->History(history).status());
+  const absl::Status located = machine->Locate(run).status();
+  check("Locate", absl::IsFailedPrecondition(located) ? absl::OkStatus() : located);
+  const auto of_run = [&](const auto& one) { return one.run() == run; };
+  const v1::ListReply list = machine->List(now);
+  const bool listed = std::any_of(list.runs().begin(), list.runs().end(), of_run);
+  check("List", listed ? absl::OkStatus() : absl::NotFoundError("it is not listed"));
+  const bool watched =
+      machine->Revisions(run).contains(run) && of_run(machine->Update(run, now).run());
+  check("Watch", watched ? absl::OkStatus() : absl::NotFoundError("it is not shown"));
+  machine->Events({});
+  check("Events", absl::OkStatus());
 }
 
 // Until the coordinator has answered; a worker that it does not know has no cordon.

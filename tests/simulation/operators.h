@@ -1,5 +1,6 @@
-// The people who operate the cluster: they scale, resume and delete runs, and cordon, drain and
-// readmit workers, at random times while there are faults. Afterwards all workers are readmitted.
+// The people who operate the cluster: they scale, resume, adopt and delete runs, cordon, drain and
+// readmit workers, and read what the coordinator shows, at random times while there are faults.
+// Afterwards all workers are readmitted.
 //
 // Thread-compatible.
 #pragma once
@@ -24,8 +25,8 @@ class Operators {
         coordinators_(coordinators),
         invariants_(invariants),
         workers_(workers),
-        verbs_{&Operators::Scale, &Operators::Resume, &Operators::Delete, &Operators::Adopt,
-               &Operators::Cordon} {}
+        verbs_{&Operators::Scale, &Operators::Resume, &Operators::Delete,
+               &Operators::Adopt, &Operators::Cordon, &Operators::Read} {}
 
   void Start();
   void End();
@@ -41,6 +42,8 @@ class Operators {
   void Adopt();
   // Cordons a worker, drains it or readmits it.
   void Cordon();
+  // Calls the methods that only read.
+  void Read();
   void Readmit(const std::string& worker);
 
   World& world_;

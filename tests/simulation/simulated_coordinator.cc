@@ -27,6 +27,19 @@ int64_t CountWrites(const std::vector<Action>& actions) {
   });
 }
 
+// The method of the coordinator's services that posts the event; null: it is no user's.
+const char* MethodOf(const Event& event) {
+  if (std::holds_alternative<SubmitRun>(event)) return "Submit";
+  if (std::holds_alternative<StopRun>(event)) return "Stop";
+  if (std::holds_alternative<ResumeRun>(event)) return "Resume";
+  if (std::holds_alternative<AdoptRuns>(event)) return "Adopt";
+  if (std::holds_alternative<ScaleRun>(event)) return "Scale";
+  if (std::holds_alternative<DeleteRun>(event)) return "Delete";
+  if (std::holds_alternative<TraceGroup>(event)) return "Trace";
+  if (std::holds_alternative<CordonMembers>(event)) return "Cordon";
+  return nullptr;
+}
+
 }  // namespace
 
 void SimulatedCoordinator::Start() {
@@ -45,8 +58,13 @@ void SimulatedCoordinator::Start() {
       DurableMachine::Options{
           .machine = options_,
           .commit = [this](const std::vector<Store::Op>& ops) { return Commit(ops); },
-          .on_handled = [this](const Event&,
-                               const std::vector<Action>& actions) { handled_.push_back(actions); },
+          .on_handled =
+              [this](const Event& event, const std::vector<Action>& actions) {
+                handled_.push_back(actions);
+                if (const char* const method = MethodOf(event)) {
+                  world_.Count(absl::StrCat("method_", method));
+                }
+              },
           .find_limit = [] { return std::string(); }},
       Now());
   network_.Listen(endpoint_, {
@@ -132,6 +150,8 @@ void SimulatedCoordinator::TraceGroup(const std::string& run, uint32_t group, ui
 }
 
 int64_t SimulatedCoordinator::traces_waiting() const {
+  // The answers may be among the actions of the present turn.
+  if (in_turn_) return 0;
   const auto queued = [this](RequestId request) {
     const auto is_request = [request](const Event& event) {
       const auto* trace = std::get_if<cadre::TraceGroup>(&event);

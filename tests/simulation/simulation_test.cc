@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/cadre/v1/control.pb.h"
 #include "tests/simulation/shrink.h"
 #include "tests/simulation/simulator.h"
 
@@ -96,7 +98,9 @@ constexpr MinCount kMinCounts[] = {
     {"refused_stale_generation", 20},
     {"rounds_closed_differently", 1},
     {"rounds_closed_short", 500},
+    {"runs_deleted", 20},
     {"runs_done", 300},
+    {"runs_scaled", 50},
     {"runs_stopped", 5},
     {"second_coordinators", 100},
     {"shard_contributions_staged", 10'000},
@@ -120,6 +124,8 @@ constexpr MinCount kMinCounts[] = {
     {"values_staged_again", 100},
     {"versions_adopted", 5000},
     {"worker_kills", 200},
+    {"workers_cordoned", 50},
+    {"workers_drained", 50},
     {"workers_left", 50},
 };
 
@@ -134,6 +140,16 @@ TEST(Simulation, InvariantsHold) {
   }
   for (const auto& [name, count] : kMinCounts) {
     EXPECT_GE(counters[name], count) << "the seeds rarely cause " << name;
+  }
+  // A new method of the coordinator must be called, too, or be named here. A backup is what
+  // FaultKind::kRestoreStore returns to.
+  const google::protobuf::FileDescriptor& file = *v1::SubmitRequest::descriptor()->file();
+  for (int i = 0; i < file.service_count(); ++i) {
+    for (int j = 0; j < file.service(i)->method_count(); ++j) {
+      const std::string& method = file.service(i)->method(j)->name();
+      if (method == "Backup") continue;
+      EXPECT_GE(counters[absl::StrCat("method_", method)], 100) << "the seeds rarely call it";
+    }
   }
 }
 
