@@ -1,8 +1,7 @@
 // The shell around AssignmentMachine: it turns messages, connections and outcomes of training into
 // events, and actions into sessions, cancellations and messages.
 //
-// At most two sessions exist: `current_`, in which the runner trains, and `waiting_`, which it
-// takes next. A newer assignment replaces a waiting one. All events pass through mutex_, so that
+// At most two sessions exist (session_slots.h). All events pass through mutex_, so that
 // the machine sees them in one order and its messages are sent in that order.
 #include "member/group_member.h"
 
@@ -69,16 +68,16 @@ GroupMember::~GroupMember() {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
     client_ = nullptr;
-    if (current_ != nullptr) current_->Cancel(reason);
+    if (sessions_.current() != nullptr) sessions_.current()->Cancel(reason);
   }
   if (runner_.joinable()) runner_.join();
 }
 
 bool GroupMember::Drain(absl::Duration within) {
   absl::MutexLock lock(&mutex_);
-  if (!machine_.started() || current_ == nullptr) return false;
+  if (!machine_.started() || sessions_.current() == nullptr) return false;
   leaves_at_ = std::min(leaves_at_.value_or(absl::InfiniteFuture()), steady_.Now() + within);
-  current_->Drain(within);
+  sessions_.current()->Drain(within);
   return true;
 }
 
@@ -210,24 +209,20 @@ void GroupMember::OnConnection(bool connected) {
 }
 
 // Must not block: the membership thread and the runner both call it with the lock held.
-void GroupMember::Do(AssignmentMachine::Actions actions) {
-  for (AssignmentMachine::Action& action : actions) {
-    if (auto* begin = std::get_if<AssignmentMachine::Begin>(&action)) {
-      LOG(INFO) << "assigned to " << RankSlotName(begin->assignment.place());
-      SessionOwner& owner = *this;
-      waiting_ = std::make_shared<GroupSession>(begin->assignment, owner, runtime_);
-    } else if (auto* cancel = std::get_if<AssignmentMachine::Cancel>(&action)) {
+void GroupMember::Do(const AssignmentMachine::Actions& actions) {
+  for (const AssignmentMachine::Action& action : actions) {
+    if (const auto* cancel = std::get_if<AssignmentMachine::Cancel>(&action)) {
       LOG(INFO) << "released: " << cancel->reason;
-      if (current_ != nullptr) current_->Cancel(cancel->reason);
-      waiting_.reset();
-    } else if (auto* send = std::get_if<AssignmentMachine::Send>(&action)) {
-      Send(send->message);
-    } else if (auto* deliver = std::get_if<AssignmentMachine::Deliver>(&action)) {
-      // The session of the current rank slot may still be waiting.
-      const std::shared_ptr<GroupSession>& session = waiting_ != nullptr ? waiting_ : current_;
-      if (session != nullptr) session->Deliver(deliver->message);
     }
   }
+  const auto make = [this](const v1::Assignment& assignment) {
+    LOG(INFO) << "assigned to " << RankSlotName(assignment.place());
+    SessionOwner& owner = *this;
+    return std::make_shared<GroupSession>(assignment, owner, runtime_);
+  };
+  sessions_.CarryOut(actions, make,
+                     [this](const v1::MemberMessage& message)
+                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { Send(message); });
 }
 
 void GroupMember::Send(const v1::MemberMessage& message) {
@@ -257,15 +252,13 @@ void GroupMember::Run() {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(this, &GroupMember::HasSessionOrStopping));
       if (stopping_) return;
-      session = std::move(waiting_);
-      waiting_.reset();
-      current_ = session;
+      session = sessions_.TakeNext();
     }
     if (end().ok()) Train(*session);
     // The next session allocates other sizes, so that the freed memory would add up.
     malloc_trim(0);
     absl::MutexLock lock(&mutex_);
-    if (current_ == session) current_.reset();
+    sessions_.Leave();
     // The group was released or has failed before its boundary.
     if (leaves_at_.has_value() && !stopping_ && options_.ended) options_.ended();
   }

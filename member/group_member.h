@@ -32,6 +32,7 @@
 #include "member/assignment.h"
 #include "member/group_session.h"
 #include "member/member_loop.h"
+#include "member/session_slots.h"
 #include "member/state_vault.h"
 #include "member/thread_runtime.h"
 #include "member/trainer_progress.h"
@@ -156,7 +157,7 @@ class GroupMember final : private SessionOwner {
   void OnDrain(const v1::Drain& drain) ABSL_LOCKS_EXCLUDED(mutex_);
   // Carries out the actions of machine_. Called with the lock held, so that messages are sent in
   // the order of decisions.
-  void Do(AssignmentMachine::Actions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Do(const AssignmentMachine::Actions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Send(const v1::MemberMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(const TrainingReport& report) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnMayLeave() override {
@@ -170,7 +171,7 @@ class GroupMember final : private SessionOwner {
   void ReportOutcome(GroupSession& session, const TrainerOutcome& outcome)
       ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasSessionOrStopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return waiting_ != nullptr || stopping_;
+    return sessions_.waits() || stopping_;
   }
 
   const Options options_;
@@ -195,8 +196,7 @@ class GroupMember final : private SessionOwner {
   AssignmentMachine machine_ ABSL_GUARDED_BY(mutex_);
   // The session that the runner trains in next, and the one that it trains in. The membership
   // thread delivers messages to both.
-  std::shared_ptr<GroupSession> waiting_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<GroupSession> current_ ABSL_GUARDED_BY(mutex_);
+  SessionSlots<GroupSession> sessions_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // When the process ends, if the member leaves.
   std::optional<absl::Time> leaves_at_ ABSL_GUARDED_BY(mutex_);

@@ -54,7 +54,9 @@ class SimulatedSession final : private SessionOwner {
   // Starts the training thread.
   void Run();
   void Deliver(const v1::CoordinatorMessage& message);
-  void Cancel(const std::string& reason) { session_.Cancel(reason); }
+  void Cancel(const std::string& reason) {
+    if (world_.plant != Plant::kIgnoreRelease) session_.Cancel(reason);
+  }
   void Drain(absl::Duration within) { session_.Drain(within); }
   bool cancelled() const { return !session_.cancellation().status().ok(); }
   // The process has ended, without any notification. Requires: not called from a thread.

@@ -52,12 +52,11 @@ void SimulatedWorker::Kill(bool host_lost) {
   // A new process has neither of them.
   HostConditions& host = world_.hosts[name_];
   host.process.until = host.training.until = absl::InfinitePast();
-  if (current_ != nullptr) {
-    invariants_.OnTraining(current_->place(), /*begins=*/false);
-    current_->Kill(host_lost);
+  if (sessions_.current() != nullptr) {
+    invariants_.OnTraining(sessions_.current()->place(), /*begins=*/false);
+    sessions_.current()->Kill(host_lost);
   }
-  current_.reset();
-  waiting_.reset();
+  sessions_ = {};
   link_->Stop(host_lost);
   link_.reset();
   machine_.reset();
@@ -74,8 +73,8 @@ void SimulatedWorker::Leave() {
 void SimulatedWorker::OnDrain(const v1::Drain& drain) {
   if (std::exchange(draining_, true)) return;
   const absl::Duration within = absl::Seconds(std::max(1.0, drain.seconds()));
-  const bool finishes = machine_->started() && current_ != nullptr;
-  if (finishes) current_->Drain(within);
+  const bool finishes = machine_->started() && sessions_.current() != nullptr;
+  if (finishes) sessions_.current()->Drain(within);
   LeaveWithin(finishes ? within : absl::ZeroDuration());
 }
 
@@ -113,24 +112,13 @@ v1::Hello SimulatedWorker::MakeHello() {
 }
 
 void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
-  for (const AssignmentMachine::Action& action : actions) {
-    if (const auto* begin = std::get_if<AssignmentMachine::Begin>(&action)) {
-      waiting_ = MakeSession(begin->assignment);
-      RunNext();
-    } else if (const auto* cancel = std::get_if<AssignmentMachine::Cancel>(&action)) {
-      waiting_.reset();
-      if (world_.plant == Plant::kIgnoreRelease) continue;
-      if (current_ != nullptr) current_->Cancel(cancel->reason);
-    } else if (const auto* send = std::get_if<AssignmentMachine::Send>(&action)) {
-      link_->Send(send->message);
-    } else if (const auto* deliver = std::get_if<AssignmentMachine::Deliver>(&action)) {
-      SimulatedSession* const session = waiting_ != nullptr ? waiting_.get() : current_.get();
-      if (session != nullptr) session->Deliver(deliver->message);
-    }
-  }
+  sessions_.CarryOut(
+      actions, [this](const v1::Assignment& assignment) { return MakeSession(assignment); },
+      [this](const v1::MemberMessage& message) { link_->Send(message); });
+  RunNext();
 }
 
-std::unique_ptr<SimulatedSession> SimulatedWorker::MakeSession(const v1::Assignment& assignment) {
+std::shared_ptr<SimulatedSession> SimulatedWorker::MakeSession(const v1::Assignment& assignment) {
   const SessionContext context{
       .bulk = {world_, network_, directory_, invariants_},
       .fabrics = fabrics_,
@@ -140,7 +128,7 @@ std::unique_ptr<SimulatedSession> SimulatedWorker::MakeSession(const v1::Assignm
       .states = *states_,
       .residuals = *residuals_,
   };
-  return std::make_unique<SimulatedSession>(
+  return std::make_shared<SimulatedSession>(
       context, assignment,
       SimulatedSession::Callbacks{
           .report = [this](const TrainingReport& report) { Do(machine_->Report(report)); },
@@ -150,21 +138,19 @@ std::unique_ptr<SimulatedSession> SimulatedWorker::MakeSession(const v1::Assignm
 }
 
 void SimulatedWorker::RunNext() {
-  if (current_ != nullptr || waiting_ == nullptr) return;
-  current_ = std::move(waiting_);
-  current_->Run();
+  if (sessions_.current() == nullptr && sessions_.waits()) sessions_.TakeNext()->Run();
 }
 
 void SimulatedWorker::OnEnded(const TrainerOutcome& outcome) {
-  const v1::RankSlot place = current_->place();
-  const bool cancelled = current_->cancelled();
+  const v1::RankSlot place = sessions_.current()->place();
+  const bool cancelled = sessions_.current()->cancelled();
   invariants_.OnTraining(place, /*begins=*/false);
   world_.Log(name_, "    leaves ", Describe(place), ": ",
              absl::StatusCodeToString(outcome.status.code()), ": ", outcome.status.message());
   // The session is destroyed when its thread has ended.
   progress_->Enter(v1::ACTIVITY_UNSPECIFIED);
   world_.timeline.After(absl::ZeroDuration(), training_life_, [this] {
-    current_.reset();
+    sessions_.Leave();
     RunNext();
   });
   if (cancelled) return;

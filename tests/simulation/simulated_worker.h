@@ -9,6 +9,7 @@
 #include <string>
 
 #include "member/assignment.h"
+#include "member/session_slots.h"
 #include "member/trainer_progress.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "tests/simulation/membership_link.h"
@@ -49,13 +50,13 @@ class SimulatedWorker {
   const std::string& name() const { return name_; }
   absl::Duration step_time() const { return step_time_; }
   // The current session; null if none.
-  const SimulatedSession* session() const { return current_.get(); }
+  const SimulatedSession* session() const { return sessions_.current().get(); }
 
  private:
   v1::Hello MakeHello();
   v1::Heartbeat MakeHeartbeat() const;
   void Do(const AssignmentMachine::Actions& actions);
-  std::unique_ptr<SimulatedSession> MakeSession(const v1::Assignment& assignment);
+  std::shared_ptr<SimulatedSession> MakeSession(const v1::Assignment& assignment);
   // Starts the next session when the previous one has ended, as the training thread of a worker.
   void RunNext();
   void OnDrain(const v1::Drain& drain);
@@ -86,8 +87,7 @@ class SimulatedWorker {
   std::unique_ptr<AssignmentMachine> machine_;
   std::unique_ptr<MembershipLink> link_;
   bool draining_ = false;
-  std::unique_ptr<SimulatedSession> current_;
-  std::unique_ptr<SimulatedSession> waiting_;
+  SessionSlots<SimulatedSession> sessions_;
 };
 
 }  // namespace cadre::simulation
