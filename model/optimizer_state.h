@@ -1,5 +1,5 @@
-// The names of the state tensors of each optimizer. Each is an fp32 tensor of the shape of its
-// parameter. Used by the planner (memory), by workers (slices) and by checkpoints (names).
+// Facts of each optimizer that the planner (memory, order of updates), workers (slices) and
+// checkpoints (names) read.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -15,7 +15,12 @@ namespace cadre {
 // "sgd", "adamw" or "lars". The default is SGD.
 absl::string_view OptimizerKind(const v1::Optimizer& optimizer);
 
-// {"momentum"} or {"m", "v"}, in the order of SliceOptimizer.
+// The names of the state tensors, each an fp32 tensor of the shape of its parameter, in the order
+// of kernels/optimizer_step.h: {"momentum"} or {"m", "v"}.
 std::vector<std::string> OptimizerStateNames(const v1::Optimizer& optimizer);
+
+// Whether the rate of a tensor depends on the norms of that tensor. Its update must then wait for
+// the gradients of the whole tensor, as all updates must with clipping by the global norm.
+bool UsesTensorNorms(const v1::Optimizer& optimizer);
 
 }  // namespace cadre

@@ -225,7 +225,7 @@ absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& grap
   problem.device = spec.cluster().device();
   problem.optimizer_states = std::ssize(OptimizerStateNames(spec.optimizer()));
   problem.bf16_weights = spec.precision() == v1::RunSpec::BF16;
-  problem.update_together = spec.optimizer().clip_norm() > 0 || spec.optimizer().has_lars();
+  problem.update_together = spec.optimizer().clip_norm() > 0 || UsesTensorNorms(spec.optimizer());
   problem.overlap = spec.cluster().overlap() != v1::Cluster::OFF;
   problem.collectives = spec.cluster().collectives();
   problem.hardware = std::move(hardware);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "glog/logging.h"
+#include "model/optimizer_state.h"
 
 namespace cadre {
 namespace {
@@ -15,7 +16,9 @@ constexpr double kSmallestNorm = 1e-6;
 }  // namespace
 
 StepNorms::StepNorms(const v1::Optimizer& optimizer, int parameters)
-    : clip_norm_(optimizer.clip_norm()), by_tensor_(optimizer.has_lars()), parameters_(parameters) {
+    : clip_norm_(optimizer.clip_norm()),
+      by_tensor_(UsesTensorNorms(optimizer)),
+      parameters_(parameters) {
   if (by_tensor_) {
     sums_.resize(2 * parameters_);
   } else if (clip_norm_ > 0) {
