@@ -30,7 +30,8 @@
 
 namespace cadre {
 
-struct Codec;  // kernels/codec/codec.h
+struct Codec;          // kernels/codec/codec.h
+struct OptimizerStep;  // kernels/optimizer_step.h
 
 using FloatSpan = std::span<float>;
 using ConstFloatSpan = std::span<const float>;
@@ -145,24 +146,6 @@ struct AttentionDims {
   friend auto operator<=>(const AttentionDims&, const AttentionDims&) = default;
 };
 
-struct SgdStep {
-  float rate = 0;
-  float momentum = 0;
-  float weight_decay = 0;
-  bool nesterov = false;
-  // Gradients are multiplied by this before anything else.
-  float gradient_scale = 1;
-};
-
-struct AdamWStep {
-  float rate = 0;
-  float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
-  float weight_decay = 0;
-  // 1 - beta^t of step t = 1, 2, ...
-  double correction1 = 1, correction2 = 1;
-  float gradient_scale = 1;
-};
-
 // An interval [begin, end) of a slice (the part of a bucket of parameters that a rank owns) whose
 // elements are updated by the same rule.
 struct SliceSegment {
@@ -177,14 +160,9 @@ struct SliceSegment {
   int64_t before = 0;
 };
 
-// One update of a slice, whose loss and norm of gradients are read from device memory.
-struct SliceUpdate {
-  enum class Rule : uint8_t { kSgd, kAdamW };
-  Rule rule = Rule::kSgd;
-  // Rate, corrections and gradient_scale of these are ignored: see SetUpdate and `squares`.
-  SgdStep sgd;
-  AdamWStep adamw;
-  // In device memory, or null. If *loss is not finite, nothing is updated.
+// Numbers in device memory that decide whether and how a slice is updated.
+struct UpdateGuard {
+  // The group's loss, or null: nothing is updated unless it is finite.
   const double* loss = nullptr;
   // Gradients are scaled by min(1, clip_norm / (sqrt(*squares) + 1e-6)); not scaled if null.
   const double* squares = nullptr;
@@ -438,10 +416,10 @@ class OptimizerKernels {
  public:
   virtual ~OptimizerKernels() = default;
 
-  // The updates are defined in proto/cadre/v1/run.proto; v and m are the optimizer's state.
-  virtual void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) = 0;
-  virtual void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m,
-                     FloatSpan v) = 0;
+  // Updates w and the optimizer's state tensors, which have the size of w. Requires: as many of
+  // them as the step has.
+  virtual void Update(const OptimizerStep& step, ConstFloatSpan g, FloatSpan w,
+                      std::span<const FloatSpan> states) = 0;
   // Running statistics: w += momentum * (batch - w).
   virtual void DrawTowards(float momentum, ConstFloatSpan batch, FloatSpan w) = 0;
   virtual double SumOfSquares(ConstFloatSpan x) = 0;
@@ -461,9 +439,11 @@ class SliceKernels {
   // Requires: segments are in order and cover a slice.
   virtual std::unique_ptr<SegmentTable> MakeSegmentTable(
       std::span<const SliceSegment> segments) = 0;
-  // m and v are the optimizer's state; SGD uses only v. Rate and corrections follow from SetUpdate.
-  virtual void UpdateSlice(const SliceUpdate& update, const SegmentTable& segments,
-                           ConstFloatSpan g, FloatSpan w, FloatSpan m, FloatSpan v) = 0;
+  // As OptimizerKernels::Update, but rate and number of updates are those of SetUpdate, the scale
+  // of the gradients is that of `guard`, and `segments` determine which elements decay.
+  virtual void UpdateSlice(const OptimizerStep& step, const UpdateGuard& guard,
+                           const SegmentTable& segments, ConstFloatSpan g, FloatSpan w,
+                           std::span<const FloatSpan> states) = 0;
 };
 
 // Consecutive values that are coded together: at most kCodecBlock of one tensor.

@@ -6,6 +6,10 @@
 #include <glog/logging.h>
 
 #include <initializer_list>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/optimizer_step.h"
 
 namespace cadre {
 namespace {
@@ -121,6 +125,15 @@ void CheckSize(absl::string_view name, size_t actual, int64_t expected) {
 void CheckSizes(int64_t expected,
                 std::initializer_list<std::pair<absl::string_view, size_t>> spans) {
   for (const auto& [name, size] : spans) CheckSize(name, size, expected);
+}
+
+void CheckUpdate(const OptimizerStep& step, size_t g, size_t w, std::span<const FloatSpan> states) {
+  const int count = std::visit([](const auto& rule) { return rule.kStates; }, step);
+  CHECK_EQ(std::ssize(states), count) << "state tensors";
+  CheckSize("g", g, w);
+  for (size_t i = 0; i < states.size(); ++i) {
+    CheckSize(absl::StrCat("state ", i), states[i].size(), w);
+  }
 }
 
 void CheckBatchNorm(const RowsDims& dims, std::initializer_list<size_t> tensors,

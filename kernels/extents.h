@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <utility>
 
 #include "absl/strings/string_view.h"
@@ -72,6 +73,8 @@ int64_t PaddedRow(absl::string_view name, int64_t rows, int64_t columns, size_t 
 void CheckSize(absl::string_view name, size_t actual, int64_t expected);
 void CheckSizes(int64_t expected,
                 std::initializer_list<std::pair<absl::string_view, size_t>> spans);
+// The spans of an update, and that there are as many state tensors as the step has.
+void CheckUpdate(const OptimizerStep& step, size_t g, size_t w, std::span<const FloatSpan> states);
 // Tensors of a batch norm: those in `optional`, and `positive`, may be empty.
 void CheckBatchNorm(const RowsDims& dims, std::initializer_list<size_t> tensors,
                     std::initializer_list<size_t> optional, size_t positive);

@@ -363,14 +363,10 @@ class HostOptimizer final : public HostOptimizerBase, private Caller {
   using Caller::Caller;
   using Operations = typename Caller::Operations;
 
-  void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) override {
-    CheckSizes(std::ssize(w), {{"g", g.size()}, {"v", v.size()}});
-    this->Call(&Operations::Sgd, step, g, w, v);
-  }
-  void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m,
-             FloatSpan v) override {
-    CheckSizes(std::ssize(w), {{"g", g.size()}, {"m", m.size()}, {"v", v.size()}});
-    this->Call(&Operations::AdamW, step, g, w, m, v);
+  void Update(const OptimizerStep& step, ConstFloatSpan g, FloatSpan w,
+              std::span<const FloatSpan> states) override {
+    CheckUpdate(step, g.size(), w.size(), states);
+    this->Call(&Operations::Update, step, g, w, states);
   }
   double SumOfSquares(ConstFloatSpan x) override {
     return this->Call(&Operations::SumOfSquares, x);

@@ -31,6 +31,7 @@
 #include "kernels/codec/codec.h"
 #include "kernels/cuda/weight_order.h"
 #include "kernels/extents.h"
+#include "kernels/optimizer_step.h"
 
 DEFINE_string(device, "cuda", "Device: cuda or cuda:N.");
 DEFINE_string(libraries, "", "Folders to search first for cuBLAS and cuDNN, separated by commas.");
@@ -97,17 +98,16 @@ void Updates(KernelBench& bench) {
   for (const bool adamw : {false, true}) {
     bench.Clear();
     const std::span<float> g = bench.Floats(n), w = bench.Floats(n), v = bench.Floats(n);
-    const std::span<float> m = adamw ? bench.Floats(n) : std::span<float>();
+    std::vector<std::span<float>> states = {v};
+    if (adamw) states.push_back(bench.Floats(n));
     const std::span<double> loss = bench.Span<double>(1);
     bench.device().Zero(loss.data(), loss.size_bytes());
-    const SliceUpdate update{.rule = adamw ? SliceUpdate::Rule::kAdamW : SliceUpdate::Rule::kSgd,
-                             .sgd = {.momentum = 0.9F, .weight_decay = 1e-4F},
-                             .adamw = {.weight_decay = 0.1F},
-                             .loss = loss.data()};
+    OptimizerStep step = SgdStep{.momentum = 0.9F, .weight_decay = 1e-4F};
+    if (adamw) step = AdamWStep{.weight_decay = 0.1F};
     // An update reads g, w and the state, and writes w and the state.
     const double bytes = (adamw ? 7 : 5) * BytesOf(g);
     bench.TimeBytes(adamw ? "update adamw" : "update sgd", bytes,
-                    [&] { slices.UpdateSlice(update, *table, g, w, m, v); });
+                    [&] { slices.UpdateSlice(step, {.loss = loss.data()}, *table, g, w, states); });
   }
   bench.Clear();
   const std::span<float> x = bench.Floats(n);

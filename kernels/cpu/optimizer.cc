@@ -1,6 +1,9 @@
 // The optimisers' updates: one pass over all arrays with the arithmetic of
 // kernels/optimizer_step.h, compiled without contraction.
 #include <algorithm>
+#include <array>
+#include <span>
+#include <variant>
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
@@ -11,25 +14,15 @@
 namespace cadre {
 namespace {
 
-template <bool kNesterov>
-CADRE_INLINE void SgdLoop(SgdFactors<float> f, int64_t n, const float* __restrict g,
-                          float* __restrict w, float* __restrict v) {
-  for (int64_t i = 0; i < n; ++i) SgdElement<kNesterov>(f, g[i], &w[i], &v[i]);
-}
-
-CADRE_VECTOR_LOOP void HeavyBall(SgdFactors<float> f, int64_t n, const float* __restrict g,
-                                 float* __restrict w, float* __restrict v) {
-  SgdLoop<false>(f, n, g, w, v);
-}
-
-CADRE_VECTOR_LOOP void Nesterov(SgdFactors<float> f, int64_t n, const float* __restrict g,
-                                float* __restrict w, float* __restrict v) {
-  SgdLoop<true>(f, n, g, w, v);
-}
-
-CADRE_VECTOR_LOOP void Adam(AdamFactors<float> f, int64_t n, const float* __restrict g,
-                            float* __restrict w, float* __restrict m, float* __restrict v) {
-  for (int64_t i = 0; i < n; ++i) AdamElement(f, g[i], &w[i], &m[i], &v[i]);
+template <typename Factors, size_t kStates>
+CADRE_VECTOR_LOOP void UpdateLoop(Factors f, int64_t n, const float* __restrict g,
+                                  float* __restrict w, std::array<float*, kStates> states) {
+  for (int64_t i = 0; i < n; ++i) {
+    float state[kStates];
+    for (size_t s = 0; s < kStates; ++s) state[s] = states[s][i];
+    UpdateElement(f, g[i], &w[i], state);
+    for (size_t s = 0; s < kStates; ++s) states[s][i] = state[s];
+  }
 }
 
 CADRE_VECTOR_LOOP double Squares(int64_t n, const float* x) {
@@ -56,23 +49,10 @@ class CpuOptimizer {
  public:
   explicit CpuOptimizer(CpuContext& cpu) : cpu_(cpu) {}
 
-  void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) {
+  void Update(const OptimizerStep& step, ConstFloatSpan g, FloatSpan w,
+              std::span<const FloatSpan> states) {
     cpu_.bf16_weights.Changed(w);
-    const int64_t n = w.size();
-    const auto loop = step.nesterov ? Nesterov : HeavyBall;
-    ForParts(cpu_.threads, n, [=, factors = SgdFactorsOf<float>(step)](int64_t begin, int64_t end) {
-      loop(factors, end - begin, g.data() + begin, w.data() + begin, v.data() + begin);
-    });
-  }
-
-  void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m, FloatSpan v) {
-    cpu_.bf16_weights.Changed(w);
-    const int64_t n = w.size();
-    const auto factors = AdamFactorsOf<float>(step);
-    ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {
-      Adam(factors, end - begin, g.data() + begin, w.data() + begin, m.data() + begin,
-           v.data() + begin);
-    });
+    std::visit([&](const auto& rule) { UpdateAll(rule, g, w, states); }, step);
   }
 
   double SumOfSquares(ConstFloatSpan x) {
@@ -93,6 +73,18 @@ class CpuOptimizer {
   }
 
  private:
+  template <typename Step>
+  void UpdateAll(const Step& step, ConstFloatSpan g, FloatSpan w,
+                 std::span<const FloatSpan> states) {
+    const auto factors = FactorsOf<float>(step);
+    const int64_t n = w.size();
+    ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {
+      std::array<float*, Step::kStates> from_begin;
+      for (size_t s = 0; s < from_begin.size(); ++s) from_begin[s] = states[s].data() + begin;
+      UpdateLoop(factors, end - begin, g.data() + begin, w.data() + begin, from_begin);
+    });
+  }
+
   CpuContext& cpu_;
 };
 

@@ -16,7 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <type_traits>
+#include <variant>
 
 #include "device/cuda/launch.h"
 #include "kernels/cuda/block_sums.h"
@@ -33,67 +33,47 @@ constexpr int kMaxSquareBlocks = 1024;
 // Elements that a thread processes together.
 constexpr int kEach = 4;
 
-enum class Kind { kHeavyBall, kNesterov, kAdamW };
-
-// The arguments of one update of a whole slice. See SliceUpdate for loss, squares and clip_norm.
+// The arguments of one update of a whole slice.
+template <typename Step>
 struct Job {
-  // Rate, corrections and gradient_scale of these are used unless `numbers` and `squares` replace
-  // them.
-  SgdStep sgd;
-  AdamWStep adamw;
+  // Rate, corrections and gradient_scale are used unless `numbers` and `guard` replace them.
+  Step step;
   const CudaNumbers* numbers;
-  const double* loss;
-  const double* squares;
-  float clip_norm;
+  UpdateGuard guard;
   // Null: weight decay applies to all elements.
   const SliceSegment* segments;
   int64_t segment_count;
   int64_t n;
   const float* g;
   float* w;
-  float* m;
-  float* v;
+  float* states[Step::kStates];
   // The bf16 copy of w, which is updated, too; or null.
   Bf16* copy;
 };
 
 // The factors that elements need whose state began after `before` updates. Those of 0 are computed
 // by one thread of each block.
-template <Kind kKind>
-using Factors = std::conditional_t<kKind == Kind::kAdamW, AdamFactors<float>, SgdFactors<float>>;
+template <typename Step>
+using Factors = FactorsFor<Step, float>;
 
-template <Kind kKind>
-__device__ Factors<kKind> FactorsOf(const Job& job, int64_t before) {
-  auto step = [&job] {
-    if constexpr (kKind == Kind::kAdamW) {
-      return job.adamw;
-    } else {
-      return job.sgd;
-    }
-  }();
+template <typename Step>
+__device__ Factors<Step> FactorsAfter(const Job<Step>& job, int64_t before) {
+  Step step = job.step;
   if (job.numbers != nullptr) {
     step.rate = job.numbers->rate;
     step.gradient_scale = 1;
-    if constexpr (kKind == Kind::kAdamW) {
-      const double beta1 = step.beta1, beta2 = step.beta2;
-      const double updates = job.numbers->updates - before;
-      step.correction1 = 1 - pow(beta1, updates);
-      step.correction2 = 1 - pow(beta2, updates);
-    }
+    step.SetUpdates(job.numbers->updates - before);
   }
-  if (job.squares != nullptr) {
-    const double share = job.clip_norm / (sqrt(*job.squares) + 1e-6);
+  if (job.guard.squares != nullptr) {
+    const double share = job.guard.clip_norm / (sqrt(*job.guard.squares) + 1e-6);
     step.gradient_scale = share < 1.0 ? share : 1.0;
   }
-  if constexpr (kKind == Kind::kAdamW) {
-    return AdamFactorsOf<float>(step);
-  } else {
-    return SgdFactorsOf<float>(step);
-  }
+  return FactorsOf<float>(step);
 }
 
 // The segment that contains element i.
-__device__ inline SliceSegment SegmentOf(const Job& job, int64_t i) {
+template <typename Step>
+__device__ inline SliceSegment SegmentOf(const Job<Step>& job, int64_t i) {
   int64_t low = 0;
   int64_t high = job.segment_count;
   // Segments cover the slice in order; some may be empty.
@@ -108,43 +88,44 @@ __device__ inline SliceSegment SegmentOf(const Job& job, int64_t i) {
   return job.segments[low];
 }
 
-template <Kind kKind>
-__device__ inline void Step(Factors<kKind> f, const SliceSegment& segment, float g, float* w,
-                            float* m, float* v) {
+// Updates element k of the elements that a thread processes together.
+template <typename Factors, int kStates>
+__device__ inline void UpdateOne(Factors f, const SliceSegment& segment, int k, const float* g,
+                                 float* w, float (&states)[kStates][kEach]) {
   if (segment.statistic) {
-    *w += segment.momentum * (g - *w);
-  } else if constexpr (kKind == Kind::kAdamW) {
-    if (!segment.decays) f.keep = 1;
-    AdamElement(f, g, w, m, v);
-  } else {
-    if (!segment.decays) f.decay = 0;
-    SgdElement<kKind == Kind::kNesterov>(f, g, w, v);
+    w[k] += segment.momentum * (g[k] - w[k]);
+    return;
   }
+  if (!segment.decays) f.OmitDecay();
+  float state[kStates];
+  for (int s = 0; s < kStates; ++s) state[s] = states[s][k];
+  UpdateElement(f, g[k], &w[k], state);
+  for (int s = 0; s < kStates; ++s) states[s][k] = state[s];
 }
 
 // Continues with the segment that contains element i, and with its factors. `shared`: those of
 // segments whose state began before the first update.
-template <Kind kKind>
-__device__ inline void EnterSegment(const Job& job, int64_t i, const Factors<kKind>& shared,
-                                    SliceSegment* segment, Factors<kKind>* factors) {
+template <typename Step>
+__device__ inline void EnterSegment(const Job<Step>& job, int64_t i, const Factors<Step>& shared,
+                                    SliceSegment* segment, Factors<Step>* factors) {
   const int64_t before = segment->before;
   *segment = SegmentOf(job, i);
-  if (kKind != Kind::kAdamW || segment->before == before) return;
-  *factors = segment->before == 0 ? shared : FactorsOf<kKind>(job, segment->before);
+  if (segment->before == before) return;
+  *factors = segment->before == 0 ? shared : FactorsAfter(job, segment->before);
 }
 
 // A block processes tiles of kThreads * kEach elements. With kWideAccess a thread's elements are
 // neighbours and are accessed 16 bytes at a time; otherwise they lie kThreads apart, so that the
 // elements of a warp are neighbours.
-template <Kind kKind, bool kWideAccess>
-__global__ void __launch_bounds__(kThreads) Update(Job job) {
-  __shared__ Factors<kKind> shared;
+template <typename Step, bool kWideAccess>
+__global__ void __launch_bounds__(kThreads) Update(Job<Step> job) {
+  __shared__ Factors<Step> shared;
   // Either all threads return or none, so that no thread waits at the barrier below for another.
-  if (job.loss != nullptr && !IsFinite(*job.loss)) return;
-  if (threadIdx.x == 0) shared = FactorsOf<kKind>(job, /*before=*/0);
+  if (job.guard.loss != nullptr && !IsFinite(*job.guard.loss)) return;
+  if (threadIdx.x == 0) shared = FactorsAfter(job, /*before=*/0);
   __syncthreads();
-  Factors<kKind> f = shared;
-  constexpr bool kHasM = kKind == Kind::kAdamW;
+  Factors<Step> f = shared;
+  constexpr int kStates = Step::kStates;
   SliceSegment segment;
   segment.before = 0;
   segment.begin = 0;
@@ -155,40 +136,36 @@ __global__ void __launch_bounds__(kThreads) Update(Job job) {
     const int64_t first = base + (kWideAccess ? int64_t{threadIdx.x} * kEach : threadIdx.x);
     constexpr int64_t kApart = kWideAccess ? 1 : kThreads;
     const bool whole = kWideAccess && first + kEach <= job.n;
-    float g[kEach] = {}, w[kEach] = {}, m[kEach] = {}, v[kEach] = {};
+    float g[kEach] = {}, w[kEach] = {}, states[kStates][kEach] = {};
     if (whole) {
       LoadGroup(job.g + first, g);
       LoadGroup(job.w + first, w);
-      LoadGroup(job.v + first, v);
-      if (kHasM) LoadGroup(job.m + first, m);
+      for (int s = 0; s < kStates; ++s) LoadGroup(job.states[s] + first, states[s]);
     } else {
       for (int k = 0; k < kEach; ++k) {
         const int64_t i = first + k * kApart;
         if (i >= job.n) continue;
         g[k] = job.g[i];
         w[k] = job.w[i];
-        v[k] = job.v[i];
-        if (kHasM) m[k] = job.m[i];
+        for (int s = 0; s < kStates; ++s) states[s][k] = job.states[s][i];
       }
     }
     for (int k = 0; k < kEach; ++k) {
       const int64_t i = first + k * kApart;
       if (i >= job.n) continue;
-      if (i < segment.begin || i >= segment.end) EnterSegment<kKind>(job, i, shared, &segment, &f);
-      Step<kKind>(f, segment, g[k], &w[k], &m[k], &v[k]);
+      if (i < segment.begin || i >= segment.end) EnterSegment(job, i, shared, &segment, &f);
+      UpdateOne(f, segment, k, g, w, states);
     }
     if (whole) {
       StoreGroup(w, job.w + first);
-      StoreGroup(v, job.v + first);
-      if (kHasM) StoreGroup(m, job.m + first);
+      for (int s = 0; s < kStates; ++s) StoreGroup(states[s], job.states[s] + first);
       if (job.copy != nullptr) StoreGroup(w, job.copy + first);
     } else {
       for (int k = 0; k < kEach; ++k) {
         const int64_t i = first + k * kApart;
         if (i >= job.n) continue;
         job.w[i] = w[k];
-        job.v[i] = v[k];
-        if (kHasM) job.m[i] = m[k];
+        for (int s = 0; s < kStates; ++s) job.states[s][i] = states[s][k];
         if (job.copy != nullptr) FromFloat(w[k], job.copy + i);
       }
     }
@@ -238,40 +215,38 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *sum = adds ? *sum + all : all;
 }
 
-void LaunchUpdate(CudaContext& cuda, const SliceUpdate& update, const CudaNumbers* numbers,
-                  std::span<const SliceSegment> segments, ConstFloatSpan g, FloatSpan w,
-                  FloatSpan m, FloatSpan v) {
-  const bool is_adamw = update.rule == SliceUpdate::Rule::kAdamW;
-  CheckSizes(std::ssize(w), {{"g", g.size()}, {"v", v.size()}});
-  if (is_adamw) CheckSize("m", m.size(), std::ssize(w));
-  if (w.empty()) return;
-  const Job job{.sgd = update.sgd,
-                .adamw = update.adamw,
-                .numbers = numbers,
-                .loss = update.loss,
-                .squares = update.squares,
-                .clip_norm = update.clip_norm,
-                .segments = segments.data(),
-                .segment_count = std::ssize(segments),
-                .n = std::ssize(w),
-                .g = g.data(),
-                .w = w.data(),
-                .m = m.data(),
-                .v = v.data(),
-                .copy = Data<Bf16>(cuda.copies.Find(w))};
-  const bool wide =
-      Aligned({job.g, job.w, job.m, job.v}) && Aligned({job.copy}, kEach * sizeof(Bf16));
-  const auto launch = [&](auto wide_kernel, auto kernel) {
-    Launch(cuda.device, "optimizer", wide ? wide_kernel : kernel,
-           Strided(cuda.device, (job.n + kEach - 1) / kEach, kThreads), job);
-  };
-  if (is_adamw) {
-    launch(Update<Kind::kAdamW, true>, Update<Kind::kAdamW, false>);
-  } else if (update.sgd.nesterov) {
-    launch(Update<Kind::kNesterov, true>, Update<Kind::kNesterov, false>);
-  } else {
-    launch(Update<Kind::kHeavyBall, true>, Update<Kind::kHeavyBall, false>);
+template <typename Step>
+void LaunchUpdate(CudaContext& cuda, Job<Step> job, FloatSpan w,
+                  std::span<const FloatSpan> states) {
+  job.n = std::ssize(w);
+  job.w = w.data();
+  job.copy = Data<Bf16>(cuda.copies.Find(w));
+  bool wide = Aligned({job.g, job.w}) && Aligned({job.copy}, kEach * sizeof(Bf16));
+  for (size_t s = 0; s < states.size(); ++s) {
+    job.states[s] = states[s].data();
+    wide = wide && Aligned({job.states[s]});
   }
+  Launch(cuda.device, "optimizer", wide ? Update<Step, true> : Update<Step, false>,
+         Strided(cuda.device, (job.n + kEach - 1) / kEach, kThreads), job);
+}
+
+void UpdateAll(CudaContext& cuda, const OptimizerStep& step, const UpdateGuard& guard,
+               const CudaNumbers* numbers, std::span<const SliceSegment> segments, ConstFloatSpan g,
+               FloatSpan w, std::span<const FloatSpan> states) {
+  CheckUpdate(step, g.size(), w.size(), states);
+  if (w.empty()) return;
+  std::visit(
+      [&]<typename Step>(const Step& rule) {
+        LaunchUpdate<Step>(cuda,
+                           {.step = rule,
+                            .numbers = numbers,
+                            .guard = guard,
+                            .segments = segments.data(),
+                            .segment_count = std::ssize(segments),
+                            .g = g.data()},
+                           w, states);
+      },
+      step);
 }
 
 // *sum = the sum of squares of x; with `add`, *sum += it. Requires: x is not empty.
@@ -290,13 +265,9 @@ class CudaOptimizer final : public OptimizerKernels {
  public:
   explicit CudaOptimizer(CudaContext& cuda) : cuda_(cuda) {}
 
-  void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) override {
-    LaunchUpdate(cuda_, {.rule = SliceUpdate::Rule::kSgd, .sgd = step}, nullptr, {}, g, w, {}, v);
-  }
-  void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m,
-             FloatSpan v) override {
-    LaunchUpdate(cuda_, {.rule = SliceUpdate::Rule::kAdamW, .adamw = step}, nullptr, {}, g, w, m,
-                 v);
+  void Update(const OptimizerStep& step, ConstFloatSpan g, FloatSpan w,
+              std::span<const FloatSpan> states) override {
+    UpdateAll(cuda_, step, {}, nullptr, {}, g, w, states);
   }
 
   void DrawTowards(float momentum, ConstFloatSpan batch, FloatSpan w) override {
@@ -351,11 +322,12 @@ class CudaSlices final : public SliceKernels {
     return std::make_unique<DeviceSegments>(cuda_.device, segments);
   }
 
-  void UpdateSlice(const SliceUpdate& update, const SegmentTable& segments, ConstFloatSpan g,
-                   FloatSpan w, FloatSpan m, FloatSpan v) override {
+  void UpdateSlice(const OptimizerStep& step, const UpdateGuard& guard,
+                   const SegmentTable& segments, ConstFloatSpan g, FloatSpan w,
+                   std::span<const FloatSpan> states) override {
     const auto table = static_cast<const DeviceSegments&>(segments).segments();
     if (cuda_.numbers.data() == nullptr || table.data() == nullptr) return;
-    LaunchUpdate(cuda_, update, cuda_.numbers.data(), table, g, w, m, v);
+    UpdateAll(cuda_, step, guard, cuda_.numbers.data(), table, g, w, states);
   }
 
  private:

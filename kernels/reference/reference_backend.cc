@@ -1,5 +1,7 @@
 #include "kernels/reference/reference_backend.h"
 
+#include <variant>
+
 #include "kernels/optimizer_step.h"
 
 namespace cadre {
@@ -23,35 +25,29 @@ class ReferenceMemory {
 // arithmetic is that of kernels/optimizer_step.h, which the faster back ends instantiate in fp32.
 class ReferenceOptimizer {
  public:
-  void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) {
-    const auto factors = SgdFactorsOf<double>(step);
-    for (size_t i = 0; i < w.size(); ++i) {
-      double weight = w[i], velocity = v[i];
-      if (step.nesterov) {
-        SgdElement<true, double>(factors, g[i], &weight, &velocity);
-      } else {
-        SgdElement<false, double>(factors, g[i], &weight, &velocity);
-      }
-      w[i] = weight;
-      v[i] = velocity;
-    }
-  }
-
-  void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m, FloatSpan v) {
-    const auto factors = AdamFactorsOf<double>(step);
-    for (size_t i = 0; i < w.size(); ++i) {
-      double weight = w[i], first = m[i], second = v[i];
-      AdamElement<double>(factors, g[i], &weight, &first, &second);
-      w[i] = weight;
-      m[i] = first;
-      v[i] = second;
-    }
+  void Update(const OptimizerStep& step, ConstFloatSpan g, FloatSpan w,
+              std::span<const FloatSpan> states) {
+    std::visit([&](const auto& rule) { UpdateAll(rule, g, w, states); }, step);
   }
 
   double SumOfSquares(ConstFloatSpan x) {
     double sum = 0;
     for (const float value : x) sum += Product(value, value);
     return sum;
+  }
+
+ private:
+  template <typename Step>
+  void UpdateAll(const Step& step, ConstFloatSpan g, FloatSpan w,
+                 std::span<const FloatSpan> states) {
+    const auto factors = FactorsOf<double>(step);
+    for (size_t i = 0; i < w.size(); ++i) {
+      double weight = w[i], state[Step::kStates];
+      for (int s = 0; s < Step::kStates; ++s) state[s] = states[s][i];
+      UpdateElement<double>(factors, g[i], &weight, state);
+      w[i] = weight;
+      for (int s = 0; s < Step::kStates; ++s) states[s][i] = state[s];
+    }
   }
 };
 

@@ -9,6 +9,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/extents.h"
+#include "kernels/optimizer_step.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -161,8 +162,10 @@ TEST(CpuKernelsTest, SpansMayStartAnywhere) {
     }
     kernels->memory().Transpose(1, 9, 37, x.span(), y.span());
     keep(y);
-    kernels->optimizer().Sgd({.rate = 0.1F, .momentum = 0.9F}, dy.span(), w.span(), m.span());
-    kernels->optimizer().AdamW({.rate = 0.1F}, x.span(), w.span(), m.span(), v.span());
+    kernels->optimizer().Update(SgdStep{.rate = 0.1F, .momentum = 0.9F}, dy.span(), w.span(),
+                                States{m.span()});
+    kernels->optimizer().Update(AdamWStep{.rate = 0.1F}, x.span(), w.span(),
+                                States{m.span(), v.span()});
     for (Shifted* part : {&w, &m, &v}) keep(*part);
     return all;
   };
@@ -218,8 +221,11 @@ TEST(CpuKernelsDeathTest, RejectsWrongArguments) {
   EXPECT_DEATH(kernels->pointwise().ActivationForward(Activation::kRelu, two, three),
                "elements of y");
   EXPECT_DEATH(kernels->pointwise().Add(two, three), "elements of y");
-  EXPECT_DEATH(kernels->optimizer().Sgd({}, two, three, three), "elements of g");
-  EXPECT_DEATH(kernels->optimizer().AdamW({}, three, three, two, three), "elements of m");
+  EXPECT_DEATH(kernels->optimizer().Update(SgdStep{}, two, three, States{three}), "elements of g");
+  EXPECT_DEATH(kernels->optimizer().Update(AdamWStep{}, three, three, States{three, two}),
+               "elements of state 1");
+  EXPECT_DEATH(kernels->optimizer().Update(AdamWStep{}, three, three, States{three}),
+               "state tensors");
   EXPECT_DEATH(embed(3), "token 3");
   EXPECT_DEATH(embed(-1), "token -1");
   EXPECT_DEATH(embed(NAN), "token");

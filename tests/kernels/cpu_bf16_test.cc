@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/extents.h"
+#include "kernels/optimizer_step.h"
 #include "tests/kernels/on_device.h"
 #include "tests/kernels/rig.h"
 
@@ -110,7 +111,7 @@ TEST_F(CpuBf16Test, ProductsUseCurrentWeights) {
   EXPECT_EQ(output(), Floats(3, 4.0F)) << "not announced";
   kernels().WeightsChanged(w);
   EXPECT_EQ(output(), Floats(3, 4.0F));
-  kernels().optimizer().Sgd({.rate = 1}, Floats(6, 1.0F), w, v);
+  kernels().optimizer().Update(SgdStep{.rate = 1}, Floats(6, 1.0F), w, States{v});
   EXPECT_EQ(output(), Floats(3, 2.0F));
   w.assign(6, 5.0F);
   kernels().WeightsChanged(w);

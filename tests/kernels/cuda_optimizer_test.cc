@@ -4,18 +4,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <variant>
 
 #include "tests/kernels/cuda_rig.h"
 
 namespace cadre {
 
-void UpdateSliceOnHost(Backend& host, float rate, int64_t updates, const SliceUpdate& update,
-                       std::span<const SliceSegment> segments, ConstFloatSpan g, FloatSpan w,
-                       FloatSpan m, FloatSpan v) {
-  if (update.loss != nullptr && !std::isfinite(*update.loss)) return;
+void UpdateSliceOnHost(Backend& host, float rate, int64_t updates, const OptimizerStep& step,
+                       const UpdateGuard& guard, std::span<const SliceSegment> segments,
+                       ConstFloatSpan g, FloatSpan w, std::span<const FloatSpan> states) {
+  if (guard.loss != nullptr && !std::isfinite(*guard.loss)) return;
   float scale = 1;
-  if (update.squares != nullptr) {
-    scale = std::min(1.0, update.clip_norm / (std::sqrt(*update.squares) + 1e-6));
+  if (guard.squares != nullptr) {
+    scale = std::min(1.0, guard.clip_norm / (std::sqrt(*guard.squares) + 1e-6));
   }
   for (const SliceSegment& segment : segments) {
     const auto part = [&segment](auto span) {
@@ -23,21 +24,20 @@ void UpdateSliceOnHost(Backend& host, float rate, int64_t updates, const SliceUp
     };
     if (segment.statistic) {
       host.optimizer().DrawTowards(segment.momentum, part(g), part(w));
-    } else if (update.rule == SliceUpdate::Rule::kAdamW) {
-      AdamWStep step = update.adamw;
-      step.rate = rate;
-      step.gradient_scale = scale;
-      if (!segment.decays) step.weight_decay = 0;
-      step.correction1 = 1 - std::pow(double{step.beta1}, updates);
-      step.correction2 = 1 - std::pow(double{step.beta2}, updates);
-      host.optimizer().AdamW(step, part(g), part(w), part(m), part(v));
-    } else {
-      SgdStep step = update.sgd;
-      step.rate = rate;
-      step.gradient_scale = scale;
-      if (!segment.decays) step.weight_decay = 0;
-      host.optimizer().Sgd(step, part(g), part(w), part(v));
+      continue;
     }
+    OptimizerStep own = step;
+    std::visit(
+        [&](auto& rule) {
+          rule.rate = rate;
+          rule.gradient_scale = scale;
+          if (!segment.decays) rule.weight_decay = 0;
+          rule.SetUpdates(updates);
+        },
+        own);
+    States parts;
+    for (const FloatSpan state : states) parts.push_back(part(state));
+    host.optimizer().Update(own, part(g), part(w), parts);
   }
 }
 
@@ -64,13 +64,19 @@ struct Slice {
   Floats g, w, m, v;
 };
 
+// The state tensors that the step has, of m and v.
+States StatesOf(const OptimizerStep& step, FloatSpan m, FloatSpan v) {
+  if (std::holds_alternative<SgdStep>(step)) return {v};
+  return {m, v};
+}
+
 Slice RandomSlice(int64_t n) {
   return {.g = Uniform(n, 3), .w = Uniform(n, 1), .m = Uniform(n, 2), .v = Absolute(Uniform(n, 4))};
 }
 
 struct Rule {
   std::string name;
-  SliceUpdate update;
+  OptimizerStep step;
   // The powers of the corrections may differ in their last bit between the host and a device.
   double tolerance = 0;
 };
@@ -80,9 +86,7 @@ std::vector<Rule> Rules() {
   SgdStep nesterov = sgd;
   nesterov.nesterov = true;
   const AdamWStep adamw{.weight_decay = 0.1F};
-  return {{"sgd", {.rule = SliceUpdate::Rule::kSgd, .sgd = sgd}, 0},
-          {"nesterov", {.rule = SliceUpdate::Rule::kSgd, .sgd = nesterov}, 0},
-          {"adamw", {.rule = SliceUpdate::Rule::kAdamW, .adamw = adamw}, 0x1.0p-22}};
+  return {{"sgd", sgd, 0}, {"nesterov", nesterov, 0}, {"adamw", adamw, 0x1.0p-22}};
 }
 
 class CudaOptimizerTest : public CudaTest {
@@ -94,12 +98,13 @@ class CudaOptimizerTest : public CudaTest {
     return number;
   }
 
-  Slice Updated(const SliceUpdate& update, const std::vector<SliceSegment>& segments,
-                const Slice& slice, int64_t shift = 0) {
+  Slice Updated(const OptimizerStep& step, const UpdateGuard& guard,
+                const std::vector<SliceSegment>& segments, const Slice& slice, int64_t shift = 0) {
     const auto table = kernels().slices()->MakeSegmentTable(segments);
     const OnDevice g(device(), slice.g, DType::kFloat32, shift),
         w(device(), slice.w, DType::kFloat32, shift), m(device(), slice.m), v(device(), slice.v);
-    kernels().slices()->UpdateSlice(update, *table, g.span(), w.span(), m.span(), v.span());
+    kernels().slices()->UpdateSlice(step, guard, *table, g.span(), w.span(),
+                                    StatesOf(step, m.span(), v.span()));
     return {.g = slice.g, .w = w.Get(), .m = m.Get(), .v = v.Get()};
   }
 
@@ -115,17 +120,14 @@ TEST_F(CudaOptimizerTest, SlicesAgreeWithTheHost) {
         SCOPED_TRACE(::testing::Message() << rule.name << " of " << n << ", shift " << shift);
         const auto segments = SegmentsOf(n, static_cast<uint64_t>(n));
         kernels().slices()->SetUpdate(0.05F, 7);
-        SliceUpdate update = rule.update;
-        update.clip_norm = 2;
         const double host_squares = kSquares;
         const double host_loss = 1.5;
-        update.squares = &host_squares;
-        update.loss = &host_loss;
         Slice want = RandomSlice(n);
-        UpdateSliceOnHost(*cpu_, 0.05F, 7, update, segments, want.g, want.w, want.m, want.v);
-        update.squares = squares.data();
-        update.loss = loss.data();
-        const Slice got = Updated(update, segments, RandomSlice(n), shift);
+        UpdateSliceOnHost(*cpu_, 0.05F, 7, rule.step,
+                          {.loss = &host_loss, .squares = &host_squares, .clip_norm = 2}, segments,
+                          want.g, want.w, StatesOf(rule.step, want.m, want.v));
+        const UpdateGuard guard{.loss = loss.data(), .squares = squares.data(), .clip_norm = 2};
+        const Slice got = Updated(rule.step, guard, segments, RandomSlice(n), shift);
         ExpectNear(got.w, want.w, rule.tolerance);
         ExpectNear(got.m, want.m, rule.tolerance);
         ExpectNear(got.v, want.v, rule.tolerance);
@@ -141,9 +143,7 @@ TEST_F(CudaOptimizerTest, NothingChangesUnlessTheLossIsFinite) {
     for (const double bad :
          {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
       const auto loss = Number(bad);
-      SliceUpdate update = rule.update;
-      update.loss = loss.data();
-      const Slice after = Updated(update, SegmentsOf(3000, 1), before);
+      const Slice after = Updated(rule.step, {.loss = loss.data()}, SegmentsOf(3000, 1), before);
       EXPECT_EQ(after.w, before.w);
       EXPECT_EQ(after.m, before.m);
       EXPECT_EQ(after.v, before.v);
@@ -155,10 +155,10 @@ TEST_F(CudaOptimizerTest, UpdatesByValueAgreeWithTheHost) {
   const Slice slice = RandomSlice(10'007);
   const SgdStep sgd{.rate = 0.05F, .momentum = 0.9F, .weight_decay = 1e-3F, .gradient_scale = 0.7F};
   Slice want = slice;
-  cpu_->optimizer().Sgd(sgd, want.g, want.w, want.v);
+  cpu_->optimizer().Update(sgd, want.g, want.w, States{want.v});
   const OnDevice g(device(), slice.g), w(device(), slice.w), m(device(), slice.m),
       v(device(), slice.v);
-  kernels().optimizer().Sgd(sgd, g.span(), w.span(), v.span());
+  kernels().optimizer().Update(sgd, g.span(), w.span(), States{v.span()});
   EXPECT_EQ(w.Get(), want.w);
   EXPECT_EQ(v.Get(), want.v);
   // The host computes the corrections here, so the bits are the same.
@@ -168,8 +168,8 @@ TEST_F(CudaOptimizerTest, UpdatesByValueAgreeWithTheHost) {
                         .correction2 = 1 - std::pow(0.999, 7)};
   want = {.g = slice.g, .w = want.w, .m = slice.m, .v = Absolute(want.v)};
   const OnDevice second(device(), want.v);
-  cpu_->optimizer().AdamW(adamw, want.g, want.w, want.m, want.v);
-  kernels().optimizer().AdamW(adamw, g.span(), w.span(), m.span(), second.span());
+  cpu_->optimizer().Update(adamw, want.g, want.w, States{want.m, want.v});
+  kernels().optimizer().Update(adamw, g.span(), w.span(), States{m.span(), second.span()});
   EXPECT_EQ(w.Get(), want.w);
   EXPECT_EQ(m.Get(), want.m);
   EXPECT_EQ(second.Get(), want.v);
@@ -246,12 +246,13 @@ TEST_F(CudaWeightsTest, UpdatesWriteTheCopy) {
         v(device(), slice.v);
     kernels().WeightsChanged(w.span());
     // A part of the weights that have a copy, unaligned in the copy.
-    kernels().slices()->UpdateSlice(
-        rule.update,
-        *kernels().slices()->MakeSegmentTable(
-            std::vector<SliceSegment>{{.begin = 0, .end = 31, .decays = true}}),
-        g.span().first(31), w.span().subspan(1, 31), m.span().first(31), v.span().first(31));
-    kernels().slices()->UpdateSlice(rule.update, *table, g.span(), w.span(), m.span(), v.span());
+    kernels().slices()->UpdateSlice(rule.step, {},
+                                    *kernels().slices()->MakeSegmentTable(std::vector<SliceSegment>{
+                                        {.begin = 0, .end = 31, .decays = true}}),
+                                    g.span().first(31), w.span().subspan(1, 31),
+                                    StatesOf(rule.step, m.span().first(31), v.span().first(31)));
+    kernels().slices()->UpdateSlice(rule.step, {}, *table, g.span(), w.span(),
+                                    StatesOf(rule.step, m.span(), v.span()));
     const Floats now = w.Get();
     EXPECT_NE(now, slice.w);
     EXPECT_EQ(Seen(w.span().subspan(16, 16)),

@@ -316,12 +316,13 @@ TEST_F(CudaRunsTest, GraphsReadTheirNumbersAtLaunch) {
   DeviceArray<double> sums(device(), 80, "test");
   const std::vector<SliceSegment> segments = {{.begin = 0, .end = 320, .decays = true}};
   const auto table = kernels().slices()->MakeSegmentTable(segments);
-  const SliceUpdate update{.rule = SliceUpdate::Rule::kAdamW, .adamw = {.weight_decay = 0.1F}};
+  const AdamWStep step{.weight_decay = 0.1F};
   const DropoutKey key{.seed = 3, .layer = 1, .rate = 0.5F};
   const auto work = [&]() -> absl::Status {
     kernels().pointwise().DropoutBox(key, shape, box, in.values(), y.values());
     kernels().norm().BatchNormSums({.rows = 8, .channels = 40}, y.values(), sums.span());
-    kernels().slices()->UpdateSlice(update, *table, gradient.span(), w.span(), m.span(), v.span());
+    kernels().slices()->UpdateSlice(step, {}, *table, gradient.span(), w.span(),
+                                    States{m.span(), v.span()});
     return device().status();
   };
   const auto cpu = MakeCpuBackend(1);
@@ -329,8 +330,8 @@ TEST_F(CudaRunsTest, GraphsReadTheirNumbersAtLaunch) {
   const auto expect = [&](int64_t position, int64_t updates) {
     cpu->pointwise().SetPosition(position);
     cpu->pointwise().DropoutBox(key, shape, box, x, want_y);
-    UpdateSliceOnHost(*cpu, 0.1F / static_cast<float>(updates), updates, update, segments, g,
-                      want_w, want_m, want_v);
+    UpdateSliceOnHost(*cpu, 0.1F / static_cast<float>(updates), updates, step, {}, segments, g,
+                      want_w, States{want_m, want_v});
     EXPECT_EQ(y.Get(), want_y);
     ExpectNear(w.Get(), want_w, 0x1.0p-21);
   };

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/optimizer_step.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -20,10 +21,10 @@ INSTANTIATE_TEST_SUITE_P(BackEnds, OptimizerTest, ::testing::ValuesIn(BackEnds()
 TEST_P(OptimizerTest, SgdKnownSteps) {
   const SgdStep step{.rate = 0.5F, .momentum = 0.5F, .weight_decay = 0.25F};
   Floats w = {4}, v = {0};
-  kernels_->optimizer().Sgd(step, Floats{1}, w, v);  // v = 1 + 1, w = 4 - 1
+  kernels_->optimizer().Update(step, Floats{1}, w, States{v});  // v = 1 + 1, w = 4 - 1
   EXPECT_THAT(v, ElementsAre(2));
   EXPECT_THAT(w, ElementsAre(3));
-  kernels_->optimizer().Sgd(step, Floats{1}, w, v);  // v = 1 + 1 + 0.75, w = 3 - 1.375
+  kernels_->optimizer().Update(step, Floats{1}, w, States{v});  // v = 1 + 1 + 0.75, w = 3 - 1.375
   EXPECT_THAT(v, ElementsAre(2.75F));
   EXPECT_THAT(w, ElementsAre(1.625F));
 }
@@ -31,11 +32,11 @@ TEST_P(OptimizerTest, SgdKnownSteps) {
 TEST_P(OptimizerTest, NesterovKnownSteps) {
   const SgdStep step{.rate = 0.5F, .momentum = 0.5F, .weight_decay = 0.25F, .nesterov = true};
   Floats w = {4}, v = {0};
-  kernels_->optimizer().Sgd(step, Floats{1}, w, v);  // v = 2, w = 4 - 0.5 * (2 + 1)
+  kernels_->optimizer().Update(step, Floats{1}, w, States{v});  // v = 2, w = 4 - 0.5 * (2 + 1)
   EXPECT_THAT(v, ElementsAre(2));
   EXPECT_THAT(w, ElementsAre(2.5F));
-  kernels_->optimizer().Sgd(step, Floats{1}, w,
-                            v);  // slope 1.625, v = 2.625, w = 2.5 - 0.5 * 2.9375
+  // slope = 1.625, v = 2.625, w = 2.5 - 0.5 * 2.9375
+  kernels_->optimizer().Update(step, Floats{1}, w, States{v});
   EXPECT_THAT(v, ElementsAre(2.625F));
   EXPECT_THAT(w, ElementsAre(1.03125F));
 }
@@ -43,8 +44,8 @@ TEST_P(OptimizerTest, NesterovKnownSteps) {
 // Decay multiplies the weights, so the scale of gradients does not affect it.
 TEST_P(OptimizerTest, SgdScalesGradientsFirst) {
   Floats w = {4}, v = {0};
-  kernels_->optimizer().Sgd({.rate = 1, .weight_decay = 0.5F, .gradient_scale = 0.25F}, Floats{8},
-                            w, v);
+  kernels_->optimizer().Update(SgdStep{.rate = 1, .weight_decay = 0.5F, .gradient_scale = 0.25F},
+                               Floats{8}, w, States{v});
   EXPECT_THAT(v, ElementsAre(4));
   EXPECT_THAT(w, ElementsAre(0));
 }
@@ -52,7 +53,7 @@ TEST_P(OptimizerTest, SgdScalesGradientsFirst) {
 TEST_P(OptimizerTest, PlainSgdIsTheGradientScaled) {
   Floats w = Eighths(1000, 1), v(1000);
   const Floats before = w, g = Eighths(1000, 2);
-  kernels_->optimizer().Sgd({.rate = 0.125F}, g, w, v);
+  kernels_->optimizer().Update(SgdStep{.rate = 0.125F}, g, w, States{v});
   EXPECT_EQ(v, g);
   for (size_t i = 0; i < w.size(); ++i) EXPECT_EQ(w[i], before[i] - 0.125F * g[i]);
 }
@@ -68,7 +69,7 @@ TEST_P(OptimizerTest, AdamWKnownStep) {
                        .correction2 = 0.25,
                        .gradient_scale = 0.5F};
   Floats w = {4}, m = {0}, v = {0};
-  kernels_->optimizer().AdamW(step, Floats{4}, w, m, v);
+  kernels_->optimizer().Update(step, Floats{4}, w, States{m, v});
   EXPECT_THAT(m, ElementsAre(1));
   EXPECT_THAT(v, ElementsAre(1));
   // 4 - 0.5 * (0.5 + 0.25 * 4)
@@ -80,14 +81,15 @@ TEST_P(OptimizerTest, FirstAdamWStepHasTheSizeOfTheRate) {
   const AdamWStep step{.rate = 0.01F, .correction1 = 1 - 0.9, .correction2 = 1 - 0.999};
   for (const float g : {1e-3F, -1.0F, 1e4F}) {
     Floats w(33, 0.0F), m(33, 0.0F), v(33, 0.0F);
-    kernels_->optimizer().AdamW(step, Floats(33, g), w, m, v);
+    kernels_->optimizer().Update(step, Floats(33, g), w, States{m, v});
     for (const float value : w) EXPECT_NEAR(value, g > 0 ? -0.01 : 0.01, 1e-6) << g;
   }
 }
 
 TEST_P(OptimizerTest, AdamWWithoutGradientsOnlyDecays) {
   Floats w = {8, -8}, m = {0, 0}, v = {0, 0};
-  kernels_->optimizer().AdamW({.rate = 0.5F, .weight_decay = 0.25F}, Floats{0, 0}, w, m, v);
+  kernels_->optimizer().Update(AdamWStep{.rate = 0.5F, .weight_decay = 0.25F}, Floats{0, 0}, w,
+                               States{m, v});
   EXPECT_THAT(w, ElementsAre(7, -7));
 }
 
@@ -105,8 +107,8 @@ TEST_P(OptimizerTest, SumOfSquares) {
 
 TEST_P(OptimizerTest, EmptySpansAreAccepted) {
   Floats none;
-  kernels_->optimizer().Sgd({.rate = 1}, none, none, none);
-  kernels_->optimizer().AdamW({.rate = 1}, none, none, none, none);
+  kernels_->optimizer().Update(SgdStep{.rate = 1}, none, none, States{none});
+  kernels_->optimizer().Update(AdamWStep{.rate = 1}, none, none, States{none, none});
 }
 
 // Inputs are below one. g + decay * w, momentum * v + that sum, and w - rate * v round once or
@@ -123,8 +125,8 @@ TEST_P(OptimizerTest, SgdIsNearTheReference) {
       Floats w = Uniform(n, 1), v = Uniform(n, 2);
       Floats want_w = w, want_v = v;
       const Floats g = Uniform(n, 3);
-      kernels_->optimizer().Sgd(step, g, w, v);
-      MakeReferenceBackend()->optimizer().Sgd(step, g, want_w, want_v);
+      kernels_->optimizer().Update(step, g, w, States{v});
+      MakeReferenceBackend()->optimizer().Update(step, g, want_w, States{want_v});
       ExpectNear(v, want_v, 5 * 0x1.0p-23);
       ExpectNear(w, want_w, 5 * 0x1.0p-23);
     }
@@ -143,8 +145,8 @@ TEST_P(OptimizerTest, AdamWIsNearTheReference) {
     Floats w = Uniform(n, 1), m = Uniform(n, 2), v = Absolute(Uniform(n, 4));
     Floats want_w = w, want_m = m, want_v = v;
     const Floats g = Uniform(n, 3);
-    kernels_->optimizer().AdamW(step, g, w, m, v);
-    MakeReferenceBackend()->optimizer().AdamW(step, g, want_w, want_m, want_v);
+    kernels_->optimizer().Update(step, g, w, States{m, v});
+    MakeReferenceBackend()->optimizer().Update(step, g, want_w, States{want_m, want_v});
     ExpectNear(m, want_m, 5 * 0x1.0p-23);
     ExpectNear(v, want_v, 5 * 0x1.0p-23);
     ExpectNear(w, want_w, 1e-6);
@@ -159,12 +161,12 @@ TEST(CpuOptimizerTest, SeveralThreadsGiveTheSameBits) {
   const Floats g = Uniform(200'001, 3);
   Floats w1 = Uniform(200'001, 1), m1 = Uniform(200'001, 2), v1 = Absolute(Uniform(200'001, 4));
   Floats w3 = w1, m3 = m1, v3 = v1;
-  one->optimizer().Sgd(sgd, g, w1, m1);
-  three->optimizer().Sgd(sgd, g, w3, m3);
+  one->optimizer().Update(sgd, g, w1, States{m1});
+  three->optimizer().Update(sgd, g, w3, States{m3});
   EXPECT_EQ(w3, w1);
   EXPECT_EQ(m3, m1);
-  one->optimizer().AdamW(adam, g, w1, m1, v1);
-  three->optimizer().AdamW(adam, g, w3, m3, v3);
+  one->optimizer().Update(adam, g, w1, States{m1, v1});
+  three->optimizer().Update(adam, g, w3, States{m3, v3});
   EXPECT_EQ(w3, w1);
   EXPECT_EQ(m3, m1);
   EXPECT_EQ(v3, v1);

@@ -37,6 +37,11 @@ class Stage {
     }
     return {static_cast<T*>(argument.on_device), host.size()};
   }
+  std::vector<FloatSpan> Copied(std::span<const FloatSpan> host) {
+    std::vector<FloatSpan> copies;
+    for (const FloatSpan span : host) copies.push_back(Copied(span));
+    return copies;
+  }
   ConstValues Copied(ConstValues host) {
     if (type_ == DType::kFloat32) return Copied(host.floats());
     const std::span<const float> floats = host.floats();

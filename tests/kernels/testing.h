@@ -17,6 +17,8 @@
 namespace cadre {
 
 using Floats = std::vector<float>;
+// State tensors of an optimizer: States{m, v}.
+using States = std::vector<FloatSpan>;
 
 // Random numbers, uniform in [-1, 1). The same seed gives the same numbers.
 Floats Uniform(int64_t n, uint64_t seed);

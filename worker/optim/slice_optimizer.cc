@@ -30,6 +30,7 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <variant>
 
 #include "glog/logging.h"
 #include "model/optimizer_state.h"
@@ -37,10 +38,37 @@
 namespace cadre {
 namespace {
 
-constexpr float kBeta1 = 0.9F;
-constexpr float kBeta2 = 0.999F;
-constexpr float kEpsilon = 1e-8F;
 constexpr float kTrust = 0.001F;
+
+// The settings of a run file as a step; defaults are those of kernels/optimizer_step.h.
+OptimizerStep StepOf(const v1::Optimizer& optimizer) {
+  switch (optimizer.kind_case()) {
+    case v1::Optimizer::kAdamw: {
+      const v1::AdamW& adamw = optimizer.adamw();
+      AdamWStep step{.weight_decay = adamw.weight_decay()};
+      if (adamw.has_beta1()) step.beta1 = adamw.beta1();
+      if (adamw.has_beta2()) step.beta2 = adamw.beta2();
+      if (adamw.has_epsilon()) step.epsilon = adamw.epsilon();
+      return step;
+    }
+    case v1::Optimizer::kLars:
+      return SgdStep{.momentum = optimizer.lars().momentum(),
+                     .weight_decay = optimizer.lars().weight_decay()};
+    case v1::Optimizer::kSgd:
+    case v1::Optimizer::KIND_NOT_SET:
+      break;
+  }
+  return SgdStep{.momentum = optimizer.sgd().momentum(),
+                 .weight_decay = optimizer.sgd().weight_decay(),
+                 .nesterov = optimizer.sgd().nesterov()};
+}
+
+// LARS's factor of the rate of a tensor, from the norms of its weights and of its gradients. A
+// tensor of zeros has no usable norm and would stay zero permanently.
+double LocalRate(const v1::Lars& lars, double w, double g) {
+  if (!(w > 0 && g > 0)) return 1;
+  return (lars.has_trust() ? lars.trust() : kTrust) * w / (g + lars.weight_decay() * w);
+}
 
 }  // namespace
 
@@ -57,7 +85,11 @@ SliceOptimizer::SliceOptimizer(Backend& kernels, const v1::Optimizer& optimizer,
                                const ParameterIndex& index,
                                std::span<const float> statistic_momenta,
                                const BucketOwnership& bucket)
-    : kernels_(&kernels), optimizer_(optimizer), size_(bucket.slice_end() - bucket.slice_begin()) {
+    : kernels_(&kernels),
+      optimizer_(optimizer),
+      step_(StepOf(optimizer)),
+      uses_tensor_norms_(UsesTensorNorms(optimizer)),
+      size_(bucket.slice_end() - bucket.slice_begin()) {
   CHECK_EQ(statistic_momenta.size(), index.parameters().size());
   for (size_t i = 0; i < OptimizerStateNames(optimizer).size(); ++i) {
     state_.emplace_back(kernels.device(), size_, "optimizer's state");
@@ -140,7 +172,7 @@ void SliceOptimizer::SetUpdates(int64_t updates, std::span<const Counted> fewer)
 }
 
 void SliceOptimizer::MakeTable() {
-  if (kernels_->slices() == nullptr || optimizer_.has_lars()) return;
+  if (kernels_->slices() == nullptr || uses_tensor_norms_) return;
   std::vector<SliceSegment> all;
   for (const Segment& segment : segments_) {
     const auto [begin, end] = segment.elements;
@@ -175,7 +207,7 @@ void SliceOptimizer::AddNormsAsync(std::span<const float> gradients, std::span<c
   for (const Segment& segment : segments_) {
     if (segment.statistic) continue;
     const Interval& elements = segment.elements;
-    if (optimizer_.has_lars()) {
+    if (uses_tensor_norms_) {
       add(gradients, elements, &sums[segment.parameter]);
       add(weights, elements, &sums[parameters + segment.parameter]);
     } else if (elements.begin == run.end) {
@@ -192,22 +224,19 @@ void SliceOptimizer::UpdateAsync(const Guard& guard, std::span<const float> grad
                                  std::span<float> weights) {
   CHECK_EQ(std::ssize(gradients), size_);
   CHECK_EQ(std::ssize(weights), size_);
-  CHECK(!optimizer_.has_lars());
-  SliceUpdate update{
-      .loss = guard.loss, .squares = guard.squares, .clip_norm = optimizer_.clip_norm()};
-  // The segments determine which elements decay.
-  const Segment decaying{.decays = true};
-  std::span<float> m;
-  std::span<float> v = state(0);
-  if (optimizer_.has_adamw()) {
-    update.rule = SliceUpdate::Rule::kAdamW;
-    update.adamw = AdamWFor(decaying, 0, 1);
-    m = state(0);
-    v = state(1);
-  } else {
-    update.sgd = SgdFor(decaying, 0, 1);
+  CHECK(!uses_tensor_norms_);
+  if (table_ == nullptr) return;
+  kernels_->slices()->UpdateSlice(
+      step_, {.loss = guard.loss, .squares = guard.squares, .clip_norm = optimizer_.clip_norm()},
+      *table_, gradients, weights, StatesWithin({0, size_}));
+}
+
+std::vector<std::span<float>> SliceOptimizer::StatesWithin(Interval elements) const {
+  std::vector<std::span<float>> states;
+  for (const DeviceArray<float>& state : state_) {
+    states.push_back(state.span().subspan(elements.begin, elements.size()));
   }
-  if (table_ != nullptr) kernels_->slices()->UpdateSlice(update, *table_, gradients, weights, m, v);
+  return states;
 }
 
 void SliceOptimizer::AddNorms(std::span<const float> gradients, std::span<const float> weights,
@@ -241,58 +270,31 @@ void SliceOptimizer::UpdatePart(Interval part, float rate, const StepNorms& norm
     const auto w = within(weights);
     if (segment.statistic) {
       kernels_->optimizer().DrawTowards(segment.momentum, g, w);
-    } else if (optimizer_.has_adamw()) {
-      kernels_->optimizer().AdamW(AdamWFor(segment, rate, scale), g, w, within(state(0)),
-                                  within(state(1)));
-    } else if (optimizer_.has_lars()) {
-      kernels_->optimizer().Sgd(LarsFor(segment, rate, scale, norms), g, w, within(state(0)));
     } else {
-      kernels_->optimizer().Sgd(SgdFor(segment, rate, scale), g, w, within(state(0)));
+      kernels_->optimizer().Update(StepFor(segment, rate, scale, norms), g, w,
+                                   StatesWithin(common));
     }
   }
 }
 
-SgdStep SliceOptimizer::SgdFor(const Segment& segment, float rate, float scale) const {
-  const v1::Sgd& sgd = optimizer_.sgd();
-  return {.rate = rate,
-          .momentum = sgd.momentum(),
-          .weight_decay = segment.decays ? sgd.weight_decay() : 0,
-          .nesterov = sgd.nesterov(),
-          .gradient_scale = scale};
-}
-
-// As in the paper, the local rate is inside the momentum, v = momentum * v + local * (g + decay *
-// w), so that past gradients keep the local rate of their own step.
-SgdStep SliceOptimizer::LarsFor(const Segment& segment, float rate, double scale,
-                                const StepNorms& norms) const {
-  const v1::Lars& lars = optimizer_.lars();
-  SgdStep step{.rate = rate, .momentum = lars.momentum()};
-  step.gradient_scale = scale;
-  if (!segment.decays) return step;
-  const double w = norms.WeightNorm(segment.parameter);
-  const double g = norms.GradientNorm(segment.parameter) * scale;
-  // A tensor of zeros has no usable norm and would stay zero permanently.
+// As in LARS's paper, the local rate is inside the momentum, v = momentum * v + local * (g + decay
+// * w), so that past gradients keep the local rate of their own step.
+OptimizerStep SliceOptimizer::StepFor(const Segment& segment, float rate, double scale,
+                                      const StepNorms& norms) const {
   double local = 1;
-  if (w > 0 && g > 0)
-    local = (lars.has_trust() ? lars.trust() : kTrust) * w / (g + lars.weight_decay() * w);
-  step.weight_decay = local * lars.weight_decay();
-  step.gradient_scale = local * scale;
-  return step;
-}
-
-AdamWStep SliceOptimizer::AdamWFor(const Segment& segment, float rate, float scale) const {
-  const v1::AdamW& adamw = optimizer_.adamw();
-  AdamWStep step{.rate = rate,
-                 .beta1 = adamw.has_beta1() ? adamw.beta1() : kBeta1,
-                 .beta2 = adamw.has_beta2() ? adamw.beta2() : kBeta2,
-                 .epsilon = adamw.has_epsilon() ? adamw.epsilon() : kEpsilon,
-                 .weight_decay = segment.decays ? adamw.weight_decay() : 0,
-                 .gradient_scale = scale};
-  const double t = updates_ - segment.before;
-  const double beta1 = step.beta1;
-  const double beta2 = step.beta2;
-  step.correction1 = 1 - std::pow(beta1, t);
-  step.correction2 = 1 - std::pow(beta2, t);
+  if (uses_tensor_norms_ && segment.decays) {
+    local = LocalRate(optimizer_.lars(), norms.WeightNorm(segment.parameter),
+                      norms.GradientNorm(segment.parameter) * scale);
+  }
+  OptimizerStep step = step_;
+  std::visit(
+      [&](auto& rule) {
+        rule.rate = rate;
+        rule.weight_decay = segment.decays ? local * rule.weight_decay : 0;
+        rule.gradient_scale = local * scale;
+        rule.SetUpdates(updates_ - segment.before);
+      },
+      step);
   return step;
 }
 

@@ -16,6 +16,7 @@
 
 #include "device/device.h"
 #include "kernels/backend.h"
+#include "kernels/optimizer_step.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
 #include "plan/ownership.h"
@@ -58,15 +59,14 @@ class SliceOptimizer {
   // As AddNorms, enqueued. `sums`: device memory, laid out as StepNorms::sums().
   void AddNormsAsync(std::span<const float> gradients, std::span<const float> weights,
                      std::span<double> sums);
-  // Device memory that decides whether and how an update is made: see SliceUpdate. `squares`: null
-  // without clipping.
+  // Device memory: see UpdateGuard. `squares`: null without clipping.
   struct Guard {
     const double* loss = nullptr;
     const double* squares = nullptr;
   };
   // Enqueues one update, with the rate and number of SliceKernels::SetUpdate. The update changes
   // nothing unless the loss is finite; when the caller knows that the loss is finite, it calls
-  // BeginUpdate. Requires: not LARS.
+  // BeginUpdate. Requires: the optimizer uses no norms of tensors.
   void UpdateAsync(const Guard& guard, std::span<const float> gradients, std::span<float> weights);
 
   // --- for checkpoints ---------------------------------------------------------------------------
@@ -105,17 +105,22 @@ class SliceOptimizer {
   void MakeSegments(const ParameterIndex& index, std::span<const float> statistic_momenta,
                     const BucketOwnership& bucket);
   void MakeTable();
-  // The arguments of one update of a segment.
-  SgdStep SgdFor(const Segment& segment, float rate, float scale) const;
-  SgdStep LarsFor(const Segment& segment, float rate, double scale, const StepNorms& norms) const;
-  AdamWStep AdamWFor(const Segment& segment, float rate, float scale) const;
+  // The step of one update of a segment. `scale`: norms.GradientScale().
+  OptimizerStep StepFor(const Segment& segment, float rate, double scale,
+                        const StepNorms& norms) const;
+  // Elements of all state tensors.
+  std::vector<std::span<float>> StatesWithin(Interval elements) const;
 
   Backend* kernels_;
   v1::Optimizer optimizer_;
+  // The settings of the run; StepFor adds what changes from update to update.
+  OptimizerStep step_;
+  bool uses_tensor_norms_;
   std::vector<Segment> segments_;
   int64_t size_ = 0;
   std::vector<DeviceArray<float>> state_;
-  // Segments of the slice in device memory; null on the host and for LARS.
+  // Segments of the slice in device memory; null on the host, and if the optimizer uses norms of
+  // tensors.
   std::unique_ptr<SegmentTable> table_;
   int64_t updates_ = 0;
 };
