@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "tests/emulator/emulated_cuda.h"
+#include "tests/emulator/emulated_stream_table.h"
 
 namespace cadre::emulated {
 
-cudaError_t EmulatedCuda::ForbidInCapture() {
+cudaError_t StreamTable::ForbidInCapture() {
   absl::MutexLock lock(&mutex_);
   cudaError_t error = cudaSuccess;
   for (const auto& capture : captures_) {
@@ -20,7 +20,7 @@ cudaError_t EmulatedCuda::ForbidInCapture() {
   return error;
 }
 
-cudaError_t EmulatedCuda::WaitInCapture(StreamState& stream, const EventState& event) {
+cudaError_t StreamTable::WaitInCapture(StreamState& stream, const EventState& event) {
   if (event.capture == nullptr) {
     stream.capture->invalidated = true;
     return cudaErrorStreamCaptureIsolation;
@@ -49,9 +49,9 @@ cudaError_t EmulatedCuda::WaitInCapture(StreamState& stream, const EventState& e
   return cudaSuccess;
 }
 
-cudaError_t EmulatedCuda::BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+cudaError_t StreamTable::BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   absl::MutexLock lock(&mutex_);
-  StreamState* const state = Find(stream);
+  StreamState* const state = FindLocked(stream);
   if (state == nullptr) return cudaErrorInvalidResourceHandle;
   if (state->capture != nullptr) return cudaErrorIllegalState;
   auto capture = std::make_shared<Capture>();
@@ -64,7 +64,7 @@ cudaError_t EmulatedCuda::BeginCapture(cudaStream_t stream, cudaStreamCaptureMod
   return cudaSuccess;
 }
 
-bool EmulatedCuda::AllJoined(const Capture& capture, const std::vector<int>& tail) {
+bool StreamTable::AllJoined(const Capture& capture, const std::vector<int>& tail) {
   std::vector<bool> reached(capture.nodes.size(), false);
   std::vector<int> open = tail;
   while (!open.empty()) {
@@ -77,7 +77,7 @@ bool EmulatedCuda::AllJoined(const Capture& capture, const std::vector<int>& tai
   return std::find(reached.begin(), reached.end(), false) == reached.end();
 }
 
-void EmulatedCuda::End(Capture& capture) {
+void StreamTable::EndLocked(Capture& capture) {
   capture.ended = true;
   for (StreamState* stream : std::exchange(capture.branches, {})) {
     stream->tail.clear();
@@ -88,10 +88,10 @@ void EmulatedCuda::End(Capture& capture) {
   }
 }
 
-cudaError_t EmulatedCuda::EndCapture(EntryError error, cudaStream_t stream, cudaGraph_t* graph) {
+cudaError_t StreamTable::EndCapture(EntryError error, cudaStream_t stream, cudaGraph_t* graph) {
   *graph = nullptr;
   absl::MutexLock lock(&mutex_);
-  StreamState* const state = Find(stream);
+  StreamState* const state = FindLocked(stream);
   if (state == nullptr) return cudaErrorInvalidResourceHandle;
   const std::shared_ptr<Capture> capture = state->capture;
   if (capture == nullptr) return cudaErrorIllegalState;
@@ -104,7 +104,7 @@ cudaError_t EmulatedCuda::EndCapture(EntryError error, cudaStream_t stream, cuda
     return cudaErrorStreamCaptureWrongThread;
   }
   const bool joined = AllJoined(*capture, state->tail);
-  End(*capture);
+  EndLocked(*capture);
   if (error.value != cudaSuccess) return error.value;
   if (capture->invalidated) return cudaErrorStreamCaptureInvalidated;
   if (!joined) return cudaErrorStreamCaptureUnjoined;
@@ -114,8 +114,8 @@ cudaError_t EmulatedCuda::EndCapture(EntryError error, cudaStream_t stream, cuda
   return cudaSuccess;
 }
 
-cudaError_t EmulatedCuda::GraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
-                                           unsigned long long /*flags*/) {  // NOLINT
+cudaError_t StreamTable::GraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
+                                          unsigned long long /*flags*/) {  // NOLINT
   std::vector<GraphNode> nodes;
   {
     absl::MutexLock lock(&mutex_);
@@ -123,20 +123,19 @@ cudaError_t EmulatedCuda::GraphInstantiate(cudaGraphExec_t* made, cudaGraph_t gr
     if (found == graphs_.end()) return cudaErrorInvalidValue;
     nodes = *found->second;
   }
-  auto player = std::make_shared<GraphPlayer>(std::move(nodes), mode_ == Mode::kThreads);
+  auto player = std::make_shared<GraphPlayer>(std::move(nodes), threads_);
   *made = reinterpret_cast<cudaGraphExec_t>(player.get());
   absl::MutexLock lock(&mutex_);
   execs_[player.get()] = std::move(player);
   return cudaSuccess;
 }
 
-cudaError_t EmulatedCuda::GraphLaunch(LaterError later, cudaGraphExec_t graph,
-                                      cudaStream_t stream) {
+cudaError_t StreamTable::GraphLaunch(LaterError later, cudaGraphExec_t graph, cudaStream_t stream) {
   StreamState* state = nullptr;
   std::shared_ptr<GraphPlayer> player;
   {
     absl::MutexLock lock(&mutex_);
-    state = Find(stream);
+    state = FindLocked(stream);
     const auto found = execs_.find(graph);
     if (state == nullptr || found == execs_.end()) return cudaErrorInvalidResourceHandle;
     if (state->capture != nullptr) {
@@ -150,7 +149,7 @@ cudaError_t EmulatedCuda::GraphLaunch(LaterError later, cudaGraphExec_t graph,
   });
 }
 
-cudaError_t EmulatedCuda::GraphExecDestroy(EntryError /*error*/, cudaGraphExec_t graph) {
+cudaError_t StreamTable::GraphExecDestroy(EntryError /*error*/, cudaGraphExec_t graph) {
   // Destroyed after the mutex is released, because the player waits for its threads.
   decltype(execs_)::node_type removed;
   absl::MutexLock lock(&mutex_);
@@ -158,7 +157,7 @@ cudaError_t EmulatedCuda::GraphExecDestroy(EntryError /*error*/, cudaGraphExec_t
   return removed.empty() ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-cudaError_t EmulatedCuda::GraphDestroy(EntryError /*error*/, cudaGraph_t graph) {
+cudaError_t StreamTable::GraphDestroy(EntryError /*error*/, cudaGraph_t graph) {
   absl::MutexLock lock(&mutex_);
   return graphs_.erase(graph) > 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
