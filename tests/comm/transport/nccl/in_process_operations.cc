@@ -226,30 +226,21 @@ bool InProcessNccl::Await(const Communicator& member, const Operation& operation
     if (absl::Now() < deadline) {
       LOG(WARNING) << member.clique->name << ": " << what;
     } else if (!absent().empty()) {
-      Fail(*member.clique, ncclSystemError,
-           absl::StrCat(what, " after ", absl::FormatDuration(options_.limit)));
+      BreakClique(*member.clique, ncclSystemError,
+                  absl::StrCat(what, " after ", absl::FormatDuration(options_.limit)));
     }
   }
   --waiting_;
   return missing.empty();
 }
 
-void InProcessNccl::Fail(Clique& clique, ncclResult_t error, const std::string& what) {
-  if (!clique.failure.empty()) return;
-  clique.failure = absl::StrCat(clique.name, ": ", what);
-  for (const auto& [handle, member] : members_) {
-    if (member->clique.get() == &clique) member->error = error;
-  }
-  changed_.SignalAll();
-}
-
 void InProcessNccl::Fail(const Member& member, ncclResult_t error, const std::string& what) {
   absl::MutexLock lock(&mutex_);
-  Fail(*member->clique, error, what);
+  BreakClique(*member->clique, error, what);
 }
 
 void InProcessNccl::Disagree(Clique& clique, const std::string& what) {
-  Fail(clique, ncclInvalidUsage, what);
+  BreakClique(clique, ncclInvalidUsage, what);
   OnMistake(absl::StrCat(clique.name, ": ", what));
 }
 
