@@ -13,7 +13,7 @@
 #include <tuple>
 #include <utility>
 
-#include "device/cuda/cuda_device.h"
+#include "device/cuda/cuda_streams.h"
 
 namespace cadre {
 
@@ -24,7 +24,7 @@ struct LaunchShape {
 
 // The shape for a kernel whose threads process elements i, i + threads of the grid, ...: one thread
 // per element, but at most a few blocks per processor.
-inline LaunchShape Strided(const CudaDevice& device, int64_t elements, int threads = 256,
+inline LaunchShape Strided(const CudaStreams& device, int64_t elements, int threads = 256,
                            int blocks_per_processor = 8) {
   const int64_t blocks = (elements + threads - 1) / threads;
   const int64_t max_blocks = int64_t{device.processors()} * blocks_per_processor;
@@ -32,7 +32,7 @@ inline LaunchShape Strided(const CudaDevice& device, int64_t elements, int threa
 }
 
 template <typename... Parameters, typename... Arguments>
-void Launch(CudaDevice& device, const char* name, void (*kernel)(Parameters...),
+void Launch(CudaStreams& device, const char* name, void (*kernel)(Parameters...),
             const LaunchShape& shape, Arguments&&... arguments) {
   if (device.failed()) return;
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);

@@ -52,7 +52,7 @@ __device__ inline T OverBlock(T value, Combine combine, T* shared) {
 
 // The shape of kernels in which a warp computes a row at a time.
 inline constexpr int kWarpsPerBlock = 4;
-inline LaunchShape WarpPerRow(const CudaDevice& device, int64_t rows) {
+inline LaunchShape WarpPerRow(const CudaStreams& device, int64_t rows) {
   return Strided(device, rows * 32, kWarpsPerBlock * 32, 16);
 }
 
