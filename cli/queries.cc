@@ -12,6 +12,7 @@
 #include "cli/command_options.h"
 #include "cli/commands.h"
 #include "cli/follow.h"
+#include "cli/group_text.h"
 #include "cli/progress.h"
 #include "cli/query_tables.h"
 #include "cli/render.h"

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/counted_noun.h"
+#include "cli/group_text.h"
 #include "cli/query_tables.h"
 #include "cli/table.h"
 #include "proto/enum_text.h"

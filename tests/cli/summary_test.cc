@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "cli/follow.h"
+#include "cli/group_text.h"
 #include "cli/query_tables.h"
 #include "cli/table.h"
 #include "gmock/gmock.h"
