@@ -33,6 +33,7 @@ CADRE_ELEMENT float SquareRoot(float x) {
 //   weight_decay    0 where it does not apply
 //   gradient_scale  gradients are multiplied by this before anything else
 //   SetUpdates(n)   n updates have been made since the state was zero, including this one
+//   kCountsUpdates  whether SetUpdates has an effect
 //
 // Factors have OmitDecay(), after which they are those of a step without weight decay.
 
@@ -40,6 +41,7 @@ CADRE_ELEMENT float SquareRoot(float x) {
 
 struct SgdStep {
   static constexpr int kStates = 1;
+  static constexpr bool kCountsUpdates = false;
   CADRE_ELEMENT void SetUpdates(double /*updates*/) {}
 
   float rate = 0;
@@ -76,6 +78,7 @@ CADRE_ELEMENT void UpdateElement(const SgdFactors<Real>& f, Real g, Real* w, Rea
 
 struct AdamWStep {
   static constexpr int kStates = 2;
+  static constexpr bool kCountsUpdates = true;
   CADRE_ELEMENT void SetUpdates(double updates) {
     correction1 = 1 - pow(double{beta1}, updates);
     correction2 = 1 - pow(double{beta2}, updates);

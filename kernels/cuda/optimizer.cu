@@ -110,7 +110,7 @@ __device__ inline void EnterSegment(const Job<Step>& job, int64_t i, const Facto
                                     SliceSegment* segment, Factors<Step>* factors) {
   const int64_t before = segment->before;
   *segment = SegmentOf(job, i);
-  if (segment->before == before) return;
+  if (!Step::kCountsUpdates || segment->before == before) return;
   *factors = segment->before == 0 ? shared : FactorsAfter(job, segment->before);
 }
 
