@@ -12,11 +12,11 @@
 
 namespace cadre {
 
-// "sgd", "adamw" or "lars". The default is SGD.
+// The name of its field in a run file, such as "adamw". The default is "sgd".
 absl::string_view OptimizerKind(const v1::Optimizer& optimizer);
 
 // The names of the state tensors, each an fp32 tensor of the shape of its parameter, in the order
-// of kernels/optimizer_step.h: {"momentum"} or {"m", "v"}.
+// of kernels/optimizer_step.h, such as {"m", "v"}.
 std::vector<std::string> OptimizerStateNames(const v1::Optimizer& optimizer);
 
 // Whether the rate of a tensor depends on the norms of that tensor. Its update must then wait for
