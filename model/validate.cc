@@ -18,6 +18,7 @@
 #include "model/coding.h"
 #include "model/exchange_units.h"
 #include "model/graph.h"
+#include "model/kept_versions.h"
 #include "model/outer_optimizer.h"
 #include "model/validation_parts.h"
 #include "proto/long_text.h"
@@ -349,9 +350,13 @@ class Validation : private SpecChecker {
     if (!(staleness.weight() >= 0 && staleness.weight() <= 1)) {
       Add("averaging.staleness.weight", "is ", staleness.weight(), "; it must be in [0, 1]");
     }
-    const bool needs_rounds = averaging.has_staleness() || averaging.steps_by_speed();
+    AtMost("averaging.keep_versions.count", averaging.keep_versions().count(), kMaxKeptVersions);
+    const bool needs_rounds =
+        averaging.has_staleness() || averaging.steps_by_speed() || averaging.has_keep_versions();
     if (needs_rounds && averaging.every_steps() == 0) {
-      Add(averaging.has_staleness() ? "averaging.staleness" : "averaging.steps_by_speed",
+      Add(averaging.has_staleness()    ? "averaging.staleness"
+          : averaging.steps_by_speed() ? "averaging.steps_by_speed"
+                                       : "averaging.keep_versions",
           "is set, but averaging.every_steps is 0, so that there are no rounds");
     }
   }

@@ -30,6 +30,7 @@
 #include "server/ledger.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -98,6 +99,7 @@ std::optional<Refused> CheckParticipants(const v1::Apply& apply) {
 }
 
 std::string ParticipantsOf(const v1::Apply& apply) {
+  if (apply.has_restores()) return absl::StrCat("a copy of version ", apply.restores());
   return absl::StrJoin(apply.participants(), ", ",
                        [](std::string* out, const v1::Participant& participant) {
                          absl::StrAppend(out, "group ", participant.group(), " generation ",
@@ -109,8 +111,23 @@ std::string ParticipantsOf(const v1::Apply& apply) {
 // Whether the version of `stored` has the participants of `apply`. An order without participants is
 // unknown and fits any other; a seed is the version itself, whatever its participants were.
 bool SameParticipants(const v1::Apply& stored, const v1::Apply& apply) {
-  return stored.participants().empty() || stored.seed() || apply.seed() ||
+  const bool unknown = stored.participants().empty() && !stored.has_restores();
+  return unknown || stored.seed() || apply.seed() ||
          ParticipantsOf(stored) == ParticipantsOf(apply);
+}
+
+// The values and the states are copied, so the order has what the order of that version says of
+// states. Requires: the version is stored.
+ApplyPlan PlanOfCopy(const LedgerRun& run, const v1::Apply& apply) {
+  const StoredVersion& from = *run.Find(apply.restores());
+  ApplyPlan plan{.run = run.terms.run, .round = apply.round(), .span = run.span};
+  plan.units = run.terms.units;
+  plan.fragments = run.terms.fragments;
+  plan.order = apply;
+  if (from.order.has_outer()) *plan.order.mutable_outer() = from.order.outer();
+  if (from.order.has_down()) *plan.order.mutable_down() = from.order.down();
+  plan.restored = from.stats;
+  return plan;
 }
 
 // Whether two headers announce the same contribution.
@@ -175,9 +192,8 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
   // The order follows again. One of a coordinator whose store has become older is obsolete.
   if (!run.applying) run.closing.Clear();
   if (terms.hollow && run.hollow != terms.hollow) {
-    for (const auto& version : {run.previous, run.current}) {
-      if (version) opened.discarded.push_back(version->version);
-    }
+    for (const auto& [version, stored] : run.older) opened.discarded.push_back(version);
+    if (run.current) opened.discarded.push_back(run.current->version);
     const std::vector<ContributionKey> dropped = run.contributions.DropAll();
     opened.dropped.insert(opened.dropped.end(), dropped.begin(), dropped.end());
     LedgerRun hollow;
@@ -214,13 +230,8 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
   run.terms = terms;
   run.span = SpanOf(terms);
   run.closed = closed;
-  for (const StoredVersion& found : versions) {
-    if (!run.current || found.version > run.current->version) {
-      run.previous = std::exchange(run.current, found);
-    } else if (!run.previous || found.version > run.previous->version) {
-      run.previous = found;
-    }
-  }
+  for (const StoredVersion& found : versions) run.older[found.version] = found;
+  if (!run.older.empty()) run.current = run.older.extract(std::prev(run.older.end())).mapped();
   if (!run.current) run.hollow = terms.hollow;
   std::vector<ContributionKey> useless;
   for (const FoundContribution& found : contributions) {
@@ -248,7 +259,7 @@ int64_t Ledger::StoredElements(const std::string& name) const {
   const LedgerRun* const run = Find(name);
   if (run == nullptr) return 0;
   const int64_t of_version = run->span.size() * (1 + run->terms.outer_states);
-  return of_version * ((run->current ? 1 : 0) + (run->previous ? 1 : 0)) +
+  return of_version * ((run->current ? 1 : 0) + std::ssize(run->older)) +
          run->contributions.StoredElements();
 }
 
@@ -279,6 +290,31 @@ std::vector<v1::ShardState> Ledger::States() const {
     states.push_back(std::move(state));
   }
   return states;
+}
+
+google::protobuf::RepeatedPtrField<v1::KeptVersion> Ledger::OlderVersions(
+    const std::string& name) const {
+  google::protobuf::RepeatedPtrField<v1::KeptVersion> versions;
+  const LedgerRun* const run = Find(name);
+  if (run == nullptr) return versions;
+  for (const auto& [version, stored] : run->older) {
+    v1::KeptVersion& kept = *versions.Add();
+    kept.set_version(version);
+    kept.set_digest(stored.stats.digest);
+  }
+  return versions;
+}
+
+std::vector<uint32_t> Ledger::ForgetObsolete(const std::string& name) {
+  std::vector<uint32_t> obsolete;
+  LedgerRun* const run = Find(name);
+  if (run == nullptr || !run->current) return obsolete;
+  std::erase_if(run->older, [&](const auto& entry) {
+    if (run->Keeps(entry.first)) return false;
+    obsolete.push_back(entry.first);
+    return true;
+  });
+  return obsolete;
 }
 
 v1::Apply Ledger::NewestOrder(const std::string& run) const {
@@ -421,16 +457,21 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     return Malformed(absl::StrCat("shard ", apply.shard(), " of ", apply.run(),
                                   " is not open here; shard ", run.terms.shard, " is"));
   }
-  for (const auto& version : {run.current, run.previous}) {
-    if (!version || version->version != apply.round()) continue;
-    if (SameParticipants(version->order, apply)) return AlreadyApplied{version->stats};
+  if (const StoredVersion* const stored = run.Find(apply.round())) {
+    if (SameParticipants(stored->order, apply)) return AlreadyApplied{stored->stats};
     return Refused{
         v1::REFUSAL_CLOSED_ROUND,
-        absl::StrCat("version ", apply.round(), " was made of ", ParticipantsOf(version->order),
+        absl::StrCat("version ", apply.round(), " was made of ", ParticipantsOf(stored->order),
                      "; the order names ", ParticipantsOf(apply))};
   }
   if (auto refused = run.CheckOrder(apply)) return *std::move(refused);
   if (run.applying) return ApplyUnderWay{};
+  if (apply.has_restores()) {
+    ApplyPlan copy = PlanOfCopy(run, apply);
+    run.closing = copy.order;
+    run.applying = true;
+    return copy;
+  }
 
   if (auto refused = CheckParticipants(apply)) return *refused;
   run.closing = apply;
@@ -477,8 +518,8 @@ std::vector<ContributionKey> Ledger::VersionDurable(const std::string& name, uin
   LedgerRun& run = *found;
   const bool first = !run.newest() && version == 0;
   if (!first && !(run.applying && version == run.closing.round())) return {};
-  run.previous =
-      std::exchange(run.current, StoredVersion{version, stats, first ? v1::Apply() : run.closing});
+  if (run.current) run.older[run.current->version] = *std::move(run.current);
+  run.current = StoredVersion{version, stats, first ? v1::Apply() : run.closing};
   run.hollow.reset();
   run.applying = false;
   return run.contributions.DropIf(
@@ -511,9 +552,8 @@ PullDecision Ledger::Pull(const v1::PullRequest& request) const {
   }
   // Frames are kept longer than versions.
   if (request.has_frame_from()) return grant;
-  for (const auto& version : {run->current, run->previous}) {
-    if (version && version->version == request.version()) return grant;
-  }
+  const uint32_t version = request.version();
+  if (run->Find(version) != nullptr && run->Keeps(version)) return grant;
   return NoSuchVersion{request.version(), run->current->version};
 }
 

@@ -28,13 +28,18 @@
 //      participants of which the version was made.
 //   5. A complete contribution of a fenced generation is kept until its round is applied: the
 //      coordinator may have committed it before the generation ended.
-//   6. A version exists only once it is durable; the newest and the one before are kept.
+//   6. A version exists only once it is durable. The newest, the one before, and those that the
+//      order of the newest names (Apply.keep) are kept.
 //   7. A shard that has lost its files is hollow at a version h: it accepts contributions to round
 //      h + 1 without the values of version h, and serves no pulls until an Apply has made version
 //      h + 1. Values of a rank that are those of version h + 1 itself are a seed: a contribution
 //      with a key of its own, which only an Apply with `seed` uses. An outer update, a code and
 //      a round of a fragment need the values of version h, so in runs with any of them only a seed
 //      can end this state.
+//   8. An order may make a version that is a copy of an older one (Apply.restores), with its
+//   states.
+//      It is a round like any other, so contributions that are based on versions after that one are
+//      refused by rule 2.
 //
 // Thread-compatible.
 #pragma once
@@ -86,6 +91,10 @@ class Ledger {
   // Every run with a version, by name. `step` and `samples` are those of the order that made the
   // version; 0 if it is unknown.
   std::vector<v1::ShardState> States() const;
+  // The stored versions before the newest.
+  google::protobuf::RepeatedPtrField<v1::KeptVersion> OlderVersions(const std::string& run) const;
+  // Forgets the versions that are not kept any more (rule 6) and returns them, to be removed.
+  std::vector<uint32_t> ForgetObsolete(const std::string& run);
   // The order that made the newest version of the run; empty if there is none.
   v1::Apply NewestOrder(const std::string& run) const;
 

@@ -36,6 +36,18 @@ Refused BeingRestored(const std::string& run) {
 
 std::optional<uint32_t> LedgerRun::newest() const { return current ? current->version : hollow; }
 
+const StoredVersion* LedgerRun::Find(uint32_t version) const {
+  if (current && current->version == version) return &*current;
+  const auto found = older.find(version);
+  return found == older.end() ? nullptr : &found->second;
+}
+
+bool LedgerRun::Keeps(uint32_t version) const {
+  const auto& named = current->order.keep();
+  return version + 1 >= current->version ||
+         std::find(named.begin(), named.end(), version) != named.end();
+}
+
 std::optional<Refused> LedgerRun::CheckIdentity(const v1::ContributionHeader& header) const {
   if (header.lineage() != terms.lineage) {
     return Refused{v1::REFUSAL_WRONG_LINEAGE,
@@ -120,6 +132,7 @@ std::optional<Refused> LedgerRun::CheckOrder(const v1::Apply& apply) const {
     return Refused{v1::REFUSAL_WRONG_BASE,
                    absl::StrCat("round ", apply.round(), " cannot follow version ", version)};
   }
+  if (apply.has_restores()) return CheckRestores(apply);
   if (!apply.seed() && !HasCoding(terms, apply)) {
     return Malformed(absl::StrCat("round ", apply.round(),
                                   " is ordered with another coding than that of the run"));
@@ -135,6 +148,17 @@ std::optional<Refused> LedgerRun::CheckOrder(const v1::Apply& apply) const {
                                   version, ", which this shard does not have"));
   }
   return std::nullopt;
+}
+
+std::optional<Refused> LedgerRun::CheckRestores(const v1::Apply& apply) const {
+  const std::string what =
+      absl::StrCat("round ", apply.round(), ", a copy of version ", apply.restores(), ",");
+  if (!apply.participants().empty() || apply.seed() || apply.fragment() > 0) {
+    return Malformed(absl::StrCat(what, " has participants, a seed or a fragment"));
+  }
+  if (Find(apply.restores()) != nullptr) return std::nullopt;
+  return Refused{v1::REFUSAL_WRONG_BASE,
+                 absl::StrCat(what, " cannot be made: that version is not stored here")};
 }
 
 }  // namespace cadre

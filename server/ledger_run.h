@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,7 +24,8 @@ struct LedgerRun {
   Interval span;
   bool closed = false;
   std::optional<StoredVersion> current;
-  std::optional<StoredVersion> previous;
+  // Those before `current` that are stored, by version.
+  std::map<uint32_t, StoredVersion> older;
   // Only without `current`.
   std::optional<uint32_t> hollow;
   // The last Apply; contributions of others to its round are refused.
@@ -33,12 +35,17 @@ struct LedgerRun {
 
   // The version that the next round follows, stored or hollow; nothing before version 0.
   std::optional<uint32_t> newest() const;
+  // Null if the version is not stored.
+  const StoredVersion* Find(uint32_t version) const;
+  // Whether the version remains: it is one of the newest two, or the newest order names it.
+  bool Keeps(uint32_t version) const;
   // Each of these checks one aspect of a header, or of an order, and returns the refusal, if any.
   std::optional<Refused> CheckIdentity(const v1::ContributionHeader& header) const;
   std::optional<Refused> CheckRound(const v1::ContributionHeader& header) const;
   std::optional<Refused> CheckGeneration(uint32_t group, uint32_t generation) const;
   // Requires: there is a newest version, and that of the order is not stored.
   std::optional<Refused> CheckOrder(const v1::Apply& apply) const;
+  std::optional<Refused> CheckRestores(const v1::Apply& apply) const;
   // Fences older generations of the group. Their incomplete contributions are obsolete and are
   // returned; complete ones may have been committed.
   std::vector<ContributionKey> Fence(uint32_t group, const GroupGeneration& generation);

@@ -142,8 +142,20 @@ struct GroupSource {
   std::vector<SourceSegment> segments;
 };
 
+// Values computed when a version was made.
+struct VersionStats {
+  uint64_t digest = 0;
+  // Discrepancy of the groups that the version averages.
+  DiscrepancyTerms discrepancy;
+  // The sums of the outer update; nothing without one.
+  std::optional<v1::OuterSums> outer = std::nullopt;
+  // Nothing unless versions are coded.
+  std::optional<v1::ResidualSums> residual = std::nullopt;
+};
+
 // How to make version `round`: its value at every position that the round has exchanged is the sum
-// over groups, in this order, of weight * value; the others are those of the version before.
+// over groups, in this order, of weight * value; the others are those of the version before. If
+// the order has `restores`, all values and states are those of that version.
 struct ApplyPlan {
   std::string run;
   uint32_t round = 0;
@@ -158,17 +170,8 @@ struct ApplyPlan {
   uint32_t fragments = 1;
   // The order that the plan executes, to be stored with the version.
   v1::Apply order;
-};
-
-// Values computed when a version was made.
-struct VersionStats {
-  uint64_t digest = 0;
-  // Discrepancy of the groups that the version averages.
-  DiscrepancyTerms discrepancy;
-  // The sums of the outer update; nothing without one.
-  std::optional<v1::OuterSums> outer = std::nullopt;
-  // Nothing unless versions are coded.
-  std::optional<v1::ResidualSums> residual = std::nullopt;
+  // The statistics of the version that it restores, if it does.
+  VersionStats restored;
 };
 
 // A result of BeginApply: version `round` exists already.

@@ -1,7 +1,9 @@
 #include "server/replay.h"
 
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -34,11 +36,11 @@ absl::StatusOr<FoundContribution> ReadContribution(const std::string& path) {
 }
 
 // The plan of a round, by the rules that the aggregator follows.
-absl::StatusOr<ApplyPlan> PlanOf(const RunTerms& terms, const StoredVersion& before,
+absl::StatusOr<ApplyPlan> PlanOf(const RunTerms& terms, const std::vector<StoredVersion>& before,
                                  const std::vector<FoundContribution>& contributions,
                                  const v1::Apply& order) {
   Ledger ledger;
-  ledger.Restore(terms, /*closed=*/false, {before}, contributions);
+  ledger.Restore(terms, /*closed=*/false, before, contributions);
   ApplyDecision decision = ledger.BeginApply(order);
   if (auto* plan = std::get_if<ApplyPlan>(&decision)) return std::move(*plan);
   const std::string version = absl::StrCat("version ", order.round());
@@ -50,6 +52,15 @@ absl::StatusOr<ApplyPlan> PlanOf(const RunTerms& terms, const StoredVersion& bef
   const auto* refused = std::get_if<Refused>(&decision);
   return absl::FailedPreconditionError(
       absl::StrCat(version, ": ", refused != nullptr ? refused->reason : "exists already"));
+}
+
+// The versions of which others are copies.
+std::set<uint32_t> RestoredVersions(const std::map<uint32_t, ArchivedRound>& rounds) {
+  std::set<uint32_t> restored;
+  for (const auto& [version, round] : rounds) {
+    if (round.order.has_restores()) restored.insert(round.order.restores());
+  }
+  return restored;
 }
 
 // Makes a contribution visible to the scratch store.
@@ -79,6 +90,8 @@ absl::StatusOr<ReplayedShard> ReplayShard(
 
   CADRE_ASSIGN_OR_RETURN(const ShardStore::InitialVersion initial,
                          MakeInitialVersion(found.open.spec(), checkpoint_files));
+  const std::set<uint32_t> restored = RestoredVersions(rounds);
+  std::map<uint32_t, StoredVersion> kept;
   StoredVersion newest;
   CADRE_ASSIGN_OR_RETURN(newest.stats, store->WriteInitial(terms, initial));
   for (const auto& [version, round] : rounds) {
@@ -92,7 +105,9 @@ absl::StatusOr<ReplayedShard> ReplayShard(
       CADRE_RETURN_IF_ERROR(Link(path, ContributionKey::Of(read.header), scratch));
       contributions.push_back(std::move(read));
     }
-    CADRE_ASSIGN_OR_RETURN(const ApplyPlan plan, PlanOf(terms, newest, contributions, round.order));
+    std::vector<StoredVersion> before = {newest};
+    if (kept.contains(round.order.restores())) before.push_back(kept[round.order.restores()]);
+    CADRE_ASSIGN_OR_RETURN(const ApplyPlan plan, PlanOf(terms, before, contributions, round.order));
     CADRE_ASSIGN_OR_RETURN(const VersionStats stats, store->WriteMean(plan));
     if (stats.digest != round.digest) {
       return absl::DataLossError(absl::StrCat("version ", version, " has the digest ",
@@ -102,8 +117,9 @@ absl::StatusOr<ReplayedShard> ReplayShard(
     for (const FoundContribution& used : contributions) {
       store->RemoveContribution(ContributionKey::Of(used.header));
     }
-    store->RemoveVersion(run, version - 1);
-    newest = {version, stats, round.order};
+    if (restored.contains(newest.version)) kept[newest.version] = newest;
+    if (!restored.contains(newest.version)) store->RemoveVersion(run, newest.version);
+    newest = {version, stats, plan.order};
     on_version(version, versions);
   }
   return ReplayedShard{.run = run,

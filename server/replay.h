@@ -29,7 +29,8 @@ struct ReplayedShard {
 };
 
 // `run_folder`: <data_dir>/<run> of an aggregator, which may be in use. `scratch`: an existing
-// empty folder with room for three versions and their states. `on_version` is called with each
+// empty folder with room for three versions, those to which the run was rolled back, and their
+// states. `on_version` is called with each
 // version and the number of versions. Errors: NotFound without an archive; FailedPrecondition if an
 // order or a contribution is missing; DataLoss if a file is damaged, or a version has another
 // digest than the recorded one, with both; those of MakeInitialVersion.

@@ -21,6 +21,7 @@
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/initial_value.h"
+#include "model/kept_versions.h"
 #include "model/outer_optimizer.h"
 #include "model/parameter_index.h"
 #include "model/validate.h"
@@ -92,7 +93,8 @@ absl::StatusOr<int64_t> SpaceOf(const v1::OpenRun& open) {
   const int64_t groups = std::max(1U, open.spec().cluster().groups());
   const int64_t states = std::ssize(ShardStateNames(averaging));
   const int64_t frames = CodingOf(averaging.down()) ? 1 : 0;
-  return span.size() * int64_t{sizeof(float)} * (3 * (1 + states) + frames + groups);
+  const int64_t versions = 3 + int64_t{MaxOlderVersions(averaging)};
+  return span.size() * int64_t{sizeof(float)} * (versions * (1 + states) + frames + groups);
 }
 
 absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {

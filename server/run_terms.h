@@ -12,8 +12,8 @@
 
 namespace cadre {
 
-// Bytes that a round of the run needs on this aggregator, up to a few units: the two versions that
-// are kept and the one that is being made, with their outer states, the frames of versions, and the
+// Bytes that a round of the run needs on this aggregator, up to a few units: the versions that are
+// kept and the one that is being made, with their outer states, the frames of versions, and the
 // contributions of all groups that the run has at its start. Not counted: groups that are added
 // later, a damaged version that is kept, headers and checksums (below 0.1 %). Takes no memory in
 // proportion to the model. Errors: InvalidArgument if the model is invalid.

@@ -95,8 +95,8 @@ absl::Status ShardHost::Restore() {
     Remove(ledger_.Restore(*terms, found.closed, found.versions, found.contributions));
     opened_[found.open.run()] = {found.open, found.closed, SpaceOf(found.open).value_or(0)};
     // Old versions are left if the process ended between a commit and their removal.
-    for (size_t i = 0; i + 2 < found.versions.size(); ++i) {
-      store_->RemoveVersion(found.open.run(), found.versions[i].version);
+    for (const uint32_t version : ledger_.ForgetObsolete(found.open.run())) {
+      store_->RemoveVersion(found.open.run(), version);
     }
   }
   RemoveOldRuns();
@@ -204,6 +204,8 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   answer.set_hollow(state.run().empty());
   answer.set_version(opened.hollow.value_or(state.version()));
   answer.set_digest(state.digest());
+  absl::MutexLock lock(&mutex_);
+  *answer.mutable_kept() = ledger_.OlderVersions(open.run());
   return answer;
 }
 
@@ -323,12 +325,14 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
     return answer;
   }
   std::vector<ContributionKey> dropped;
+  std::vector<uint32_t> obsolete;
   {
     absl::MutexLock lock(&mutex_);
     dropped = ledger_.VersionDurable(plan.run, plan.round, *stats);
+    obsolete = ledger_.ForgetObsolete(plan.run);
   }
   Remove(dropped);
-  if (plan.round >= 2) store_->RemoveVersion(plan.run, plan.round - 2);
+  for (const uint32_t version : obsolete) store_->RemoveVersion(plan.run, version);
   counters_->Add("versions_written");
   SetStats(*stats, answer);
   return answer;

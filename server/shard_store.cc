@@ -76,9 +76,11 @@ std::optional<uint32_t> NumberIn(absl::string_view name, absl::string_view prefi
   return number;
 }
 
-// Whether the version that the order makes depends on the version before.
+// Whether the version that the order makes depends on the version before, or on one that it
+// restores.
 bool RequiresBefore(const v1::Apply& order) {
-  return HasStates(order) || ((order.has_up() || order.fragment() > 0) && !order.seed());
+  return order.has_restores() || HasStates(order) ||
+         ((order.has_up() || order.fragment() > 0) && !order.seed());
 }
 
 }  // namespace
@@ -430,8 +432,13 @@ absl::StatusOr<RoundMean::Files> ShardStore::OpenContributions(const ApplyPlan& 
 }
 
 absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
-  // A seed makes a version without a frame; an order that has failed may have left one.
-  if (plan.order.seed()) frames_.Remove(plan.run, plan.round);
+  // A seed or a copy makes a version without a frame; an order that has failed may have left one.
+  if (plan.order.seed() || plan.order.has_restores()) frames_.Remove(plan.run, plan.round);
+  if (plan.order.has_restores()) {
+    CADRE_ASSIGN_OR_RETURN(const VersionStats stats, versions_.Copy(plan));
+    Archive(plan.run, plan.order, stats.digest);
+    return stats;
+  }
   CADRE_ASSIGN_OR_RETURN(RoundMean::Files files, OpenContributions(plan));
   v1::Apply order;
   Interval span;
@@ -484,10 +491,12 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
 
 absl::Status ShardStore::VerifyBefore(const ApplyPlan& plan) {
   if (!RequiresBefore(plan.order)) return absl::OkStatus();
+  const uint32_t before =
+      plan.order.has_restores() ? plan.order.restores() : plan.order.round() - 1;
   v1::Apply order;
   Interval span;
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
-                         versions_.OpenFile(plan.run, plan.round - 1, &order, &span));
+                         versions_.OpenFile(plan.run, before, &order, &span));
   CADRE_RETURN_IF_ERROR(file->Verify());
   if (!HasStates(plan.order) || !HasStates(order)) return absl::OkStatus();
   VersionStats ignored;
@@ -555,7 +564,7 @@ void ShardStore::RemoveContribution(const ContributionKey& key) {
 }
 
 void ShardStore::Archive(const std::string& run, const v1::Apply& order, uint64_t digest) {
-  if (!archive_ || order.participants().empty()) return;
+  if (!archive_ || (order.participants().empty() && !order.has_restores())) return;
   const absl::Status archived = ArchiveRound(files_, folder_.Run(run), order, digest);
   if (archived.ok()) return;
   const std::string text = absl::StrCat("the run can only be replayed to version ",

@@ -124,7 +124,8 @@ class ShardStore {
   // Checks what it reads. After an error, the contributions or what VerifyBefore checks may be
   // damaged.
   absl::StatusOr<VersionStats> WriteMean(const ApplyPlan& plan);
-  // Checks the version before that of the plan, and its states, if the plan requires them.
+  // Checks the version before that of the plan, or the one that it restores, and its states, if the
+  // plan requires them.
   absl::Status VerifyBefore(const ApplyPlan& plan);
   const VersionFiles& versions() const { return versions_; }
   const FrameFiles& frames() const { return frames_; }

@@ -222,6 +222,50 @@ absl::Status VersionFiles::CheckStates(const std::string& run, const v1::Apply& 
   return absl::OkStatus();
 }
 
+// What is read is checked block by block.
+absl::StatusOr<VersionStats> VersionFiles::Copy(const ApplyPlan& plan) {
+  const uint32_t from = plan.order.restores();
+  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<VersionReader> reader, Open(plan.run, from));
+  CADRE_ASSIGN_OR_RETURN(const StoredStates states, OpenStates(plan.run, from));
+  if (reader->span() != plan.span) {
+    return absl::DataLossError(
+        absl::StrCat("the file of version ", from, " of ", plan.run, " covers other positions"));
+  }
+  const int number = static_cast<int>(states.states);
+  std::unique_ptr<BlockWriter> copy;
+  const absl::Cleanup remove = [&] {
+    if (copy != nullptr) folder_.RemoveFile(copy->path());
+  };
+  if (states.reader != nullptr) {
+    CADRE_ASSIGN_OR_RETURN(copy, CreateStates(plan.run, plan.round, plan.span, number));
+  }
+  std::vector<float> values;
+  const auto compute = [&](int, Interval stretch) -> absl::StatusOr<std::span<const float>> {
+    values.resize(stretch.size());
+    const auto bytes = [&] {
+      return std::span(reinterpret_cast<char*>(values.data()), values.size() * sizeof(float));
+    };
+    // The states need not be read by position: their file has as many elements for each.
+    for (int i = 0; i < number; ++i) {
+      const int64_t first = (stretch.begin - plan.span.begin) * number + i * stretch.size();
+      CADRE_RETURN_IF_ERROR(states.reader->Read(first, bytes()));
+      CADRE_RETURN_IF_ERROR(copy->Write(first * sizeof(float), AsText(values)));
+    }
+    CADRE_RETURN_IF_ERROR(reader->Read(stretch.begin, bytes()));
+    return values;
+  };
+  const auto finish = [&]() -> absl::StatusOr<VersionStats> {
+    if (copy != nullptr) {
+      CADRE_RETURN_IF_ERROR(
+          FinishStates(plan.run, plan.round, plan.span, number, plan.restored, *copy));
+    }
+    return plan.restored;
+  };
+  return Write(
+      plan.run, plan.order, plan.span, {plan.units.get(), plan.fragments}, /*threads=*/1, compute,
+      [](int, Interval) { return absl::OkStatus(); }, finish);
+}
+
 absl::StatusOr<StoredVersion> VersionFiles::Check(const std::string& run, uint32_t version,
                                                   bool verify) const {
   StoredVersion found{.version = version};

@@ -71,6 +71,9 @@ class VersionFiles {
   absl::Status FinishStates(const std::string& run, uint32_t version, Interval span, int states,
                             const VersionStats& stats, BlockWriter& writer);
 
+  // Makes the version of a plan that restores another one, with the states of that one.
+  absl::StatusOr<VersionStats> Copy(const ApplyPlan& plan);
+
   // What is stored of the version and its states; checks all blocks only if `verify`.
   absl::StatusOr<StoredVersion> Check(const std::string& run, uint32_t version, bool verify) const;
   // Checks the states of the version that `order` made, their blocks only if `verify`, and reads
