@@ -255,10 +255,12 @@ std::vector<UpdateCount> UpdatesOf(const std::vector<Owned>& owned, const Source
 }  // namespace
 
 void StateVault::Enter(const v1::Assignment& assignment) {
-  if (assignment.lineage() != lineage_ || assignment.place().group() != group_) {
+  if (assignment.lineage() != lineage_ || assignment.branch() != branch_ ||
+      assignment.place().group() != group_) {
     snapshots_.clear();
   }
   lineage_ = assignment.lineage();
+  branch_ = assignment.branch();
   group_ = assignment.place().group();
   generation_ = assignment.place().generation();
   receivers_.clear();

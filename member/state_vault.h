@@ -51,7 +51,8 @@ class StateVault {
     std::vector<UpdateCount> updates;
   };
 
-  // A generation begins. Frees the snapshots of another run or group.
+  // A generation begins. Frees the snapshots of another run or group, and those of before a
+  // rollback.
   void Enter(const v1::Assignment& assignment);
 
   // Copies the states at the contribution to `round`.
@@ -96,6 +97,7 @@ class StateVault {
   void DropFrom(uint32_t version);
 
   std::string lineage_;
+  uint32_t branch_ = 0;
   // Where the ranks are, and which rank has the copy of each; the latter are known after the first
   // copies of a generation.
   std::vector<std::string> hosts_;

@@ -373,6 +373,20 @@ TEST_F(StateVaultTest, AnotherRunFreesSnapshots) {
   Restore(2, {1, 0}, 4, 0, [](RankStates&, int64_t found) { EXPECT_EQ(found, 0); });
 }
 
+// Their numbers are those of versions that exist again after a rollback, with other values.
+TEST_F(StateVaultTest, RollbackFreesSnapshots) {
+  Contribute(1, {1, 0}, 4, 4);
+  v1::Assignment assignment = AssignmentIn(2);
+  assignment.set_branch(4);
+  vaults_[0].Enter(assignment);
+  RankStates mine({1, 0}, 0);
+  OnGroup(1, [&](Communicator& group) {
+    const absl::StatusOr<int64_t> found = vaults_[0].Restore(4, &mine.states, group);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(*found, 0);
+  });
+}
+
 TEST_F(StateVaultTest, LeavingRanksHandOver) {
   const Partition before{4, 6};
   for (const std::vector<bool>& leaving :
