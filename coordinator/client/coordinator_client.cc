@@ -131,9 +131,11 @@ absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run
   return all;
 }
 
-absl::StatusOr<v1::LocateReply> CoordinatorClient::Locate(const std::string& run) const {
+absl::StatusOr<v1::LocateReply> CoordinatorClient::Locate(const std::string& run,
+                                                          std::optional<uint32_t> version) const {
   v1::LocateRequest request;
   request.set_run(run);
+  if (version.has_value()) request.set_version(*version);
   return Call(&v1::Status::Stub::Locate, request);
 }
 

@@ -80,9 +80,10 @@ class CoordinatorClient {
   // every rank holds.
   absl::StatusOr<v1::StatusReply> Status(const std::string& run = "", bool details = true) const;
 
-  // The newest version of the run and where its values are. Errors: NotFound for an unknown run;
-  // FailedPrecondition for a run without versions.
-  absl::StatusOr<v1::LocateReply> Locate(const std::string& run) const;
+  // A version of the run, by default the newest, and where its values are. Errors: NotFound for an
+  // unknown run; FailedPrecondition for a run without versions, or a version that is not kept.
+  absl::StatusOr<v1::LocateReply> Locate(const std::string& run,
+                                         std::optional<uint32_t> version = std::nullopt) const;
 
   // Makes every rank of the group trace its next steps; returns the traces.
   // Errors: NotFound for an unknown run or group; FailedPrecondition if the group does not train;

@@ -85,6 +85,14 @@ struct ResumeRun {
   std::string run;
 };
 
+// Continues a run with a copy of a version that is kept, without some groups. Answered by Replied.
+struct RollBackRun {
+  RequestId request = 0;
+  std::string run;
+  uint32_t version = 0;
+  std::vector<uint32_t> leave_out;
+};
+
 // Registers runs that aggregators store and the coordinator does not know; `run` empty: all of
 // them. Answered by Replied once the aggregators have reported.
 struct AdoptRuns {
@@ -140,9 +148,10 @@ struct LimitReached {
   std::string limit;
 };
 
-using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
-                           StopRun, DeleteRun, ScaleRun, ResumeRun, AdoptRuns, TraceGroup,
-                           CancelTrace, CordonMembers, PlansFound, Tick, Stalled, LimitReached>;
+using Event =
+    std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun, StopRun,
+                 DeleteRun, ScaleRun, ResumeRun, RollBackRun, AdoptRuns, TraceGroup, CancelTrace,
+                 CordonMembers, PlansFound, Tick, Stalled, LimitReached>;
 
 // ---- Actions
 

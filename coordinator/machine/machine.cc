@@ -164,6 +164,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const ResumeRun& e) {
             ReplyFor(e.request, e.run, [](Run& run) { return run.Resume(); });
           },
+          [this](const RollBackRun& e) { OnRollBack(e); },
           [this](const DeleteRun& e) { OnDelete(e); },
           [this](const AdoptRuns& e) { stored_.Adopt(e); },
           [this](const TraceGroup& e) { OnTrace(e); },

@@ -98,7 +98,7 @@ class Machine {
   absl::StatusOr<v1::HistoryReply> History(const v1::HistoryRequest& request) const;
   // The newest version of a run and where its values are. Errors: NotFound for an unknown run;
   // FailedPrecondition for one without versions.
-  absl::StatusOr<v1::LocateReply> Locate(const std::string& run) const;
+  absl::StatusOr<v1::LocateReply> Locate(const v1::LocateRequest& request) const;
   // The events of a run that was deleted are found by its id only.
   v1::EventsReply Events(v1::EventsRequest request) const;
 
@@ -137,6 +137,7 @@ class Machine {
   // Answers the request with the result of `act`; NotFound if there is no such run.
   void ReplyFor(RequestId request, absl::string_view run,
                 absl::FunctionRef<absl::Status(Run&)> act);
+  void OnRollBack(const RollBackRun& event);
   void OnDelete(const DeleteRun& event);
   // Removes the records of the run, and orders its aggregators to remove its files. Requires: the
   // run has ended.

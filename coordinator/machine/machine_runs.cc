@@ -89,6 +89,11 @@ void Machine::ReplyFor(RequestId request, absl::string_view run,
       {.request = request, .status = found == nullptr ? NoSuchRun(run) : act(*found)});
 }
 
+void Machine::OnRollBack(const RollBackRun& event) {
+  ReplyFor(event.request, event.run,
+           [&](Run& run) { return run.RollBack(event.version, event.leave_out); });
+}
+
 void Machine::EvictEndedRuns() {
   std::set<std::pair<int64_t, uint32_t>> ended;
   for (const auto& [number, run] : runs_.all()) {

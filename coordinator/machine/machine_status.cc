@@ -259,9 +259,9 @@ absl::StatusOr<v1::HistoryReply> Machine::History(const v1::HistoryRequest& requ
   return run->history().Read(request);
 }
 
-absl::StatusOr<v1::LocateReply> Machine::Locate(const std::string& id_or_name) const {
-  const Run* const run = runs_.Resolve(id_or_name);
-  if (run == nullptr) return NoSuchRun(id_or_name);
+absl::StatusOr<v1::LocateReply> Machine::Locate(const v1::LocateRequest& request) const {
+  const Run* const run = runs_.Resolve(request.run());
+  if (run == nullptr) return NoSuchRun(request.run());
   const v1::RunRecord& record = run->record();
   if (record.shards().empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -273,6 +273,13 @@ absl::StatusOr<v1::LocateReply> Machine::Locate(const std::string& id_or_name) c
   reply.set_version(record.version());
   reply.set_step(record.step());
   reply.set_digest(record.digest());
+  if (request.has_version() && request.version() != record.version()) {
+    CADRE_RETURN_IF_ERROR(run->CheckKept(request.version()));
+    const v1::CommitRecord& commit = *run->commits().Find(request.version());
+    reply.set_version(commit.round());
+    reply.set_step(commit.round() == 0 ? FirstStep(run->spec()) : commit.step());
+    reply.set_digest(commit.digest());
+  }
   for (const std::string& name : record.shards()) {
     v1::LocateReply::Shard& shard = *reply.add_shards();
     shard.set_aggregator(name);

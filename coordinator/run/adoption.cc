@@ -143,6 +143,9 @@ v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Ap
   if (order.has_down()) *commit.mutable_down() = order.down();
   commit.set_fragment(order.fragment());
   *commit.mutable_included() = order.included();
+  commit.set_run_samples(order.samples());
+  if (order.has_restores()) commit.set_restores(order.restores());
+  *commit.mutable_keep() = order.keep();
   return commit;
 }
 

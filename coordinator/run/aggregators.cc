@@ -93,6 +93,7 @@ bool Aggregators::IsOfShard(const Member& member, const v1::RunOpened& opened) c
 }
 
 void Aggregators::OnOpened(const Member& member, const v1::RunOpened& opened) {
+  rounds_.versions().OnOpened(opened);
   if (ShardRestore* const restore = shards_.Lost(opened.shard())) {
     if (!opened.hollow()) return;
     restore->SetHollow(opened.version());
@@ -229,13 +230,16 @@ void Aggregators::SendApply(uint32_t shard) const {
   apply.set_round(closing.round());
   *apply.mutable_participants() = closing.participants();
   apply.set_step(closing.step());
-  apply.set_samples(record_.samples() + closing.samples());
+  apply.set_samples(closing.has_restores() ? closing.run_samples()
+                                           : record_.samples() + closing.samples());
   *apply.mutable_division() = closing.division();
   if (closing.has_outer()) *apply.mutable_outer() = closing.outer();
   if (closing.has_up()) *apply.mutable_up() = closing.up();
   if (closing.has_down()) *apply.mutable_down() = closing.down();
   apply.set_fragment(closing.fragment());
   *apply.mutable_included() = closing.included();
+  if (closing.has_restores()) apply.set_restores(closing.restores());
+  *apply.mutable_keep() = closing.keep();
   apply.set_seed(run_.TakesFirstValues(apply.round()));
   Send(shard, message);
 }

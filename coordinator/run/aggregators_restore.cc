@@ -75,6 +75,7 @@ void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
   apply.set_samples(record_.samples());
   if (record_.has_division()) *apply.mutable_division() = record_.division();
   *apply.mutable_included() = run_.commits().newest()->included();
+  *apply.mutable_keep() = run_.commits().newest()->keep();
   if (attempt.source == ShardRestore::Source::kSeed) {
     v1::Participant& participant = *apply.add_participants();
     participant.set_group(attempt.group);
@@ -132,6 +133,8 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
     restore->Fail("restored values have another digest than those that were committed");
     return false;
   }
+  // It may have left the newest version out (ShardRestore::Source::kOpenRound).
+  if (applied.round() > record_.version()) rounds_.versions().Lose(record_.version());
   v1::RunOpened opened;
   opened.set_shard(shard);
   opened.set_version(applied.round());

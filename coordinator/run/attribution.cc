@@ -208,8 +208,8 @@ bool Attribution::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbe
   }
   // A round may wait for the progress of a group that loads, or for its reports; it no longer waits
   // for a group that pauses.
-  return stall.has_value() || rounds_.IsLoading(slot.group()) || !run_.shards().lost().empty() ||
-         paused;
+  return stall.has_value() || rounds_.versions().IsLoading(slot.group()) ||
+         !run_.shards().lost().empty() || paused;
 }
 
 // A program whose steps take longer than the window still makes progress.

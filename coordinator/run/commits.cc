@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "coordinator/run/run_rules.h"
 #include "model/outer_optimizer.h"
 #include "plan/cost/discrepancy.h"
@@ -45,8 +46,7 @@ void Commits::Load(const v1::CommitRecord& commit, uint32_t version) {
   } else if (commit.round() > version) {
     closing_ = commit;
   } else {
-    previous_version_ = commit.round();
-    previous_digest_ = commit.digest();
+    older_[commit.round()] = commit;
   }
 }
 
@@ -91,11 +91,9 @@ bool Commits::applied() const {
 }
 
 const v1::CommitRecord& Commits::Finish() {
-  if (newest_.has_value()) {
-    previous_version_ = newest_->round();
-    previous_digest_ = newest_->digest();
-  }
+  if (newest_.has_value()) older_[newest_->round()] = *std::move(newest_);
   newest_ = std::exchange(closing_, std::nullopt);
+  std::erase_if(older_, [this](const auto& entry) { return !Keeps(*newest_, entry.first); });
   newest_->set_committed(true);
   newest_->set_digest(SumOfDigests(*newest_));
   return *newest_;
@@ -120,13 +118,56 @@ bool Commits::InClosing(uint32_t group, uint32_t generation) const {
   return closing_.has_value() && Holds(closing_, group, generation, closing_->round());
 }
 
-std::optional<uint64_t> Commits::DigestBefore(uint32_t version) const {
-  return version == previous_version_ ? previous_digest_ : std::nullopt;
+const v1::CommitRecord* Commits::Find(uint32_t version) const {
+  if (newest_.has_value() && newest_->round() == version) return &*newest_;
+  const auto found = older_.find(version);
+  return found == older_.end() ? nullptr : &found->second;
+}
+
+std::optional<uint64_t> Commits::DigestOf(uint32_t version) const {
+  const v1::CommitRecord* const commit = Find(version);
+  return commit == nullptr ? std::nullopt : std::optional(commit->digest());
+}
+
+// From the newest to the oldest: a copy of version v shows that the versions between v and the copy
+// are on a branch that the run has left. They are not kept, so the policy keeps versions to which
+// the run may be rolled back.
+std::vector<uint32_t> Commits::KeptBy(const v1::CommitRecord& next, const KeptVersions& policy,
+                                      const std::set<uint32_t>& loaded) const {
+  std::vector<uint32_t> keep;
+  uint32_t left = policy.count;
+  uint32_t branch = next.has_restores() ? next.restores() : next.round();
+  if (newest_.has_value() && newest_->round() <= branch && newest_->has_restores()) {
+    branch = newest_->restores();
+  }
+  for (auto it = older_.rbegin(); it != older_.rend(); ++it) {
+    const auto& [version, commit] = *it;
+    if (version > branch) continue;
+    if (commit.has_restores()) branch = commit.restores();
+    if (left == 0 || version % policy.every != 0) continue;
+    --left;
+    keep.push_back(version);
+  }
+  uint32_t pins = kMaxLoadedVersions;
+  for (const uint32_t version : loaded) {
+    const bool kept = version + 1 >= next.round() || absl::c_linear_search(keep, version);
+    if (kept || !older_.contains(version) || pins == 0) continue;
+    --pins;
+    keep.push_back(version);
+  }
+  return keep;
+}
+
+bool Keeps(const v1::CommitRecord& commit, uint32_t version) {
+  return version + 1 >= commit.round() || absl::c_linear_search(commit.keep(), version);
 }
 
 std::optional<uint64_t> Commits::ShardDigest(uint32_t shard) const {
-  if (!newest_.has_value()) return std::nullopt;
-  for (const v1::ShardDigest& digest : newest_->digests()) {
+  return newest_.has_value() ? cadre::DigestOf(*newest_, shard) : std::nullopt;
+}
+
+std::optional<uint64_t> DigestOf(const v1::CommitRecord& commit, uint32_t shard) {
+  for (const v1::ShardDigest& digest : commit.digests()) {
     if (digest.shard() == shard) return digest.digest();
   }
   return std::nullopt;

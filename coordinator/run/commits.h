@@ -1,12 +1,16 @@
-// The newest commits of one run: of its newest version, of the version before it, and the commit
-// that is being applied.
+// The newest commits of one run: of its newest version, of the older ones that the aggregators
+// keep, and the commit that is being applied.
 //
 // Pure and thread-compatible.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
+#include <vector>
 
+#include "model/kept_versions.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/records.pb.h"
@@ -15,8 +19,8 @@ namespace cadre {
 
 class Commits {
  public:
-  // Restores the commit of `version` (the run's newest), of the version before, or of the next one,
-  // which is being applied.
+  // Restores the commit of `version` (the run's newest), of an older one, or of the next one, which
+  // is being applied.
   void Load(const v1::CommitRecord& commit, uint32_t version);
 
   // The commit of the newest version; for version 0, the digests of the initial model. Empty until
@@ -35,7 +39,8 @@ class Commits {
   void Revoke(uint32_t shard);
   // Whether all shards have applied the closing commit. Requires: closing().
   bool applied() const;
-  // The closing commit becomes the newest, with its digest. Requires: applied().
+  // The closing commit becomes the newest, with its digest; commits of versions that it does not
+  // keep are forgotten. Requires: applied().
   const v1::CommitRecord& Finish();
   // Version 0 has these digests.
   const v1::CommitRecord& SetInitial(v1::CommitRecord commit);
@@ -48,18 +53,28 @@ class Commits {
   bool Includes(uint32_t group, uint32_t generation, uint32_t round) const;
   // Whether this generation of the group contributed to the closing commit.
   bool InClosing(uint32_t group, uint32_t generation) const;
-  // Digest of the version before the newest, if `version` is it.
-  std::optional<uint64_t> DigestBefore(uint32_t version) const;
+  // The commit of the newest version, or of an older one that is kept; null if there is none.
+  const v1::CommitRecord* Find(uint32_t version) const;
+  // Digest of such a version.
+  std::optional<uint64_t> DigestOf(uint32_t version) const;
+  // The versions before the newest that the commit of the next one keeps (Apply.keep): those of the
+  // policy, unless a rollback has left them, and the oldest of those that groups load.
+  std::vector<uint32_t> KeptBy(const v1::CommitRecord& next, const KeptVersions& policy,
+                               const std::set<uint32_t>& loaded) const;
   // Digest of the shard in the newest version.
   std::optional<uint64_t> ShardDigest(uint32_t shard) const;
 
  private:
   std::optional<v1::CommitRecord> newest_;
   std::optional<v1::CommitRecord> closing_;
-  // For groups that report their version late.
-  uint32_t previous_version_ = 0;
-  std::optional<uint64_t> previous_digest_;
+  // Those before the newest, by version.
+  std::map<uint32_t, v1::CommitRecord> older_;
 };
+
+// Digest of the shard in the version.
+std::optional<uint64_t> DigestOf(const v1::CommitRecord& commit, uint32_t shard);
+// Whether the version remains when the commit has been applied.
+bool Keeps(const v1::CommitRecord& commit, uint32_t version);
 
 // ---- The discrepancy between the groups at averaging (the share of noise in what they learned),
 // as stored in the record of the run.

@@ -121,6 +121,16 @@ void Run::OnLoopEnded() {
   Touch();
 }
 
+void Run::OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
+  const std::optional<std::string> reason = attribution_.OnGroupFailed(member, failed);
+  // Without averaging there is no version to which it could return.
+  if (reason.has_value() && failed.cause() == v1::FAILURE_CAUSE_DIVERGED && averages()) {
+    ParkDiverged(*reason);
+  } else {
+    Fail(reason);
+  }
+}
+
 void Run::FailRefused(const Member& member, const std::string& reason) {
   // A worker that cannot send what its group needs cannot train in it.
   const v1::RankSlot place = *member.place;
@@ -230,6 +240,11 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
   if (!committing() || applied.round() != commits().closing()->round()) return;
   // The round was closed differently by another coordinator, with a copy of the store.
   if (applied.refusal() == v1::REFUSAL_CLOSED_ROUND) return FallBehind(applied.round());
+  if (!applied.error().empty() && commits().closing()->has_restores()) {
+    return Park(
+        {applied.shard(), absl::StrCat("aggregator ", member.record.name(), " cannot roll shard ",
+                                       applied.shard(), " back: ", applied.error())});
+  }
   if (!applied.error().empty()) {
     End(v1::RUN_STATE_FAILED,
         absl::StrCat("aggregator ", member.record.name(), " cannot apply round ", applied.round(),
@@ -242,10 +257,15 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
 void Run::FinishCommit() {
   rounds_.Commit();
   attribution_.OnCommit();
+  if (const v1::CommitRecord& commit = *commits().newest(); commit.has_restores()) {
+    cluster_.ReportRun(v1::EVENT_KIND_ROLLBACK, id(),
+                       absl::StrCat("version ", commit.round(), " is a copy of version ",
+                                    commit.restores(), ", of step ", commit.step()));
+  }
   // A rebuilt run that finishes a round does not know its data; DataAgreement decides where it
-  // stands.
+  // stands. A run that is to be rolled back goes on from another step.
   const uint32_t step = record().step();
-  const bool known = record().train_samples() > 0;
+  const bool known = record().train_samples() > 0 && !record().has_rollback();
   const bool at_end = known && AtEnd(record(), step);
   const bool due = known && EvaluationDue(record(), step);
   // The missing parts of an older evaluation will not arrive: its version is superseded.
@@ -284,14 +304,14 @@ void Run::Advance() {
   if (const auto lost = aggregators_.Restore()) Park(*lost);
   // The end of an evaluation waits for lost shards.
   if (averages() && shards_open() && evaluation_.complete()) FinishEvaluation();
-  if (!live()) return;
+  if (!live() || AdvanceRollback()) return;
   groups_.MaybeStart();
-  if (rounds_.MayClose(attribution_.Away())) {
+  if (const Round::Away away = attribution_.Away(); rounds_.MayClose(away)) {
     for (const uint32_t group : rounds_.LeftOut()) {
       groups_.Fence(slots_[group], "the version that it loads is lost", kReleased);
       cluster_.Count("groups_left_out");
     }
-    rounds_.Close();
+    rounds_.Close(away);
     aggregators_.SendApplies();
   }
   rounds_.NudgeGroups(attribution_.Away());
@@ -322,7 +342,10 @@ absl::Time Run::NextDeadline() const {
   }
   consider(groups_.barrier_since() + RejoinWait(spec()));
   const Round::Away away = attribution_.Away();
-  if (!committing()) consider(round().ClosesAt(slots_.started().size(), away));
+  if (!committing()) {
+    consider(round().ClosesAt(slots_.started().size(), away));
+    consider(rounds_.versions().AwaitsLoadsUntil(away));
+  }
   for (const auto& [group, until] : away) consider(until);
   return next;
 }
@@ -348,41 +371,6 @@ std::optional<RebuiltRun> Run::OnReport(const std::string& aggregator,
   End(v1::RUN_STATE_STOPPED,
       "it had ended, with a result that is lost: the coordinator's store is older");
   return std::nullopt;
-}
-
-// A closing round is kept: with the disk restored, it can be finished.
-void Run::Park(const Aggregators::LostShard& lost) {
-  for (const Slot& slot : slots_) evaluation_.Free(slot);
-  v1::RunRecord& record = stored_.record();
-  const std::string& name = record.shards(static_cast<int>(lost.shard));
-  record.set_state(v1::RUN_STATE_PARKED);
-  record.set_reason(
-      absl::StrCat(lost.reason, "; no live group can restore it; restore the disk of ",
-                   "aggregator ", name, ", or start it again; then: cadre resume ", id()));
-  groups_.Disband(absl::StrCat("the run is parked: ", lost.reason));
-  aggregators_.Reset();
-  rounds_.Reopen();
-  rounds_.RecordTraffic();
-  stored_.Save();
-  cluster_.Count("runs_parked");
-}
-
-absl::Status Run::Resume() {
-  if (behind()) {
-    return absl::FailedPreconditionError(absl::StrCat("run ", id(), ": ", WaitReason()));
-  }
-  if (!parked()) {
-    return absl::FailedPreconditionError(absl::StrCat("run ", id(), " is not parked"));
-  }
-  v1::RunRecord& record = stored_.record();
-  record.clear_reason();
-  record.set_state(record.started_ms() == 0       ? v1::RUN_STATE_QUEUED
-                   : AtEnd(record, record.step()) ? v1::RUN_STATE_FINISHING
-                                                  : v1::RUN_STATE_RUNNING);
-  groups_.UpdateDemand();
-  stored_.Save();
-  aggregators_.OpenAll();
-  return absl::OkStatus();
 }
 
 void Run::Adopt(const v1::CommitRecord& newest, const std::optional<v1::CommitRecord>& closing) {

@@ -6,12 +6,14 @@
 //   stored_run      the record, and its copy in the store
 //   slots, traces   the state of the groups; traces of their next steps
 //   run_evaluation  parts of the test split, the last checkpoint
+//   run_versions    the versions that are kept, rollbacks
 //   run_rounds      contributions, commits, decisions
 //   aggregators     the shards, and the restoring of lost ones
 //   run_groups      forming, starting and ending of generations, changes of plans, growth
 //   attribution     who caused a failure, and what follows; stalls
 //   data_agreement  the data, by the numbers of samples that hosts see
 //   stale_record    a record that is older than the values on the aggregators
+//   run_rollback    parking, resuming and rolling back: a part of Run itself
 //   run_view        what the parts see of one another
 //   run_status      what the state machine sees
 //
@@ -71,14 +73,15 @@ class Run final : public RunWithStatus {
   absl::Status Scale(uint32_t groups) { return rounds_.Scale(groups); }
   // Continues a parked run. Errors: FailedPrecondition if it is not parked.
   absl::Status Resume();
+  // Continues with a copy of the version, without these groups. Errors: FailedPrecondition,
+  // InvalidArgument.
+  absl::Status RollBack(uint32_t version, const std::vector<uint32_t>& leave_out);
   // The run was rebuilt from the reports of its aggregators: stores it and opens its shards.
   void Adopt(const v1::CommitRecord& newest, const std::optional<v1::CommitRecord>& closing);
   // Requires: a message that names a rank of this run which the member holds.
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
   // The generation may have ended already.
-  void OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
-    Fail(attribution_.OnGroupFailed(member, failed));
-  }
+  void OnGroupFailed(const Member& member, const v1::GroupFailed& failed);
   // A message of a rank was refused. Requires: the member holds a rank of this run.
   void FailRefused(const Member& member, const std::string& reason);
   // The member holds a rank of this run. Returns whether the run must be settled.
@@ -138,7 +141,15 @@ class Run final : public RunWithStatus {
   void FinishCommit();
   // Ends the evaluation, and the run if the stop rule is met.
   void FinishEvaluation();
+  // The run cannot continue without help.
+  void Park(absl::string_view cause, absl::string_view remedy);
   void Park(const Aggregators::LostShard& lost);
+  void ParkDiverged(absl::string_view reason);
+  // Continues a parked run.
+  void Continue();
+  absl::Status CheckNotBehind() const;
+  // Carries out a rollback that was ordered, as soon as it can be. Returns whether there is one.
+  bool AdvanceRollback();
   // Ends the run if there is a reason why it fails.
   void Fail(const std::optional<std::string>& reason);
   void End(v1::RunState state, absl::string_view reason);

@@ -16,6 +16,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -76,11 +77,13 @@ void RunGroups::PlaceMembers() {
 }
 
 void RunGroups::UpdateDemand() {
+  const auto waiting =
+      absl::c_count_if(slots_.waiting(), [this](uint32_t group) { return !run_.LeavesOut(group); });
   cluster_.SetDemand(
       run_.number(),
       {.device = RequestedDevice(run_.spec()),
        .ranks = RanksPerGroup(run_.spec()),
-       .slots = run_.active() && !run_.spec().model().has_opaque() ? slots_.waiting().size() : 0});
+       .slots = run_.active() && !run_.spec().model().has_opaque() ? size_t(waiting) : 0});
 }
 
 void RunGroups::Moved(const Slot& slot) {
@@ -90,7 +93,7 @@ void RunGroups::Moved(const Slot& slot) {
 }
 
 bool RunGroups::Needs(const Slot& slot) const {
-  if (!slot.waiting()) return false;
+  if (!slot.waiting() || run_.LeavesOut(slot.group())) return false;
   if (record_.state() != v1::RUN_STATE_FINISHING || !run_.averages()) return true;
   // At the end of the run a group is formed only to write the last checkpoint, or to evaluate a
   // part of the test split that no other group will evaluate.
@@ -174,6 +177,7 @@ void RunGroups::SendAssignment(const Slot& slot, uint32_t rank) {
   v1::Assignment& assignment = *message.mutable_assignment();
   *assignment.mutable_place() = slot.Place(rank);
   assignment.set_lineage(record_.lineage());
+  assignment.set_branch(record_.branch());
   *assignment.mutable_spec() = run_.spec();
   *assignment.mutable_plan() = slot.record().plan();
   for (const std::string& id : slot.record().members()) {
@@ -237,7 +241,7 @@ void RunGroups::StartGroup(Slot& slot, bool catches_up) {
   const bool at_end = record_.state() == v1::RUN_STATE_FINISHING;
   slot.Start(record_.version(), record_.step(), at_end ? 0 : rounds_.BoundaryOf(slot), catches_up,
              cluster_.now());
-  if (run_.averages()) rounds_.SetLoading(slot.group());
+  if (run_.averages()) rounds_.versions().SetLoading(slot.group(), record_.version());
   if (!slot.own_loop()) planner_.PredictGroup(record_, slot);
   cluster_.ReportGroup(
       v1::EVENT_KIND_GROUP_STARTED, slot.Place(0),
@@ -261,7 +265,7 @@ void RunGroups::SendStart(const Slot& slot, uint32_t rank) {
   if (slot.record().version() == record_.version()) {
     start.set_digest(run_.averages() ? record_.digest() : 0);
   } else {
-    start.set_digest(run_.commits().DigestBefore(slot.record().version()).value_or(0));
+    start.set_digest(run_.commits().DigestOf(slot.record().version()).value_or(0));
   }
   if (const auto* included = run_.commits().IncludedOf(slot.group())) {
     *start.mutable_included() = *included;

@@ -56,8 +56,6 @@
 namespace cadre {
 namespace {
 
-// Longest pause of a group that loads a version, for which the version is kept.
-constexpr absl::Duration kMaxLoadPause = absl::Seconds(10);
 // How often the ranks of a group agree on whether one of them leaves: native groups gather their
 // weights for it, programs exchange one message. kFirstAgreeSteps: of programs whose steps were not
 // measured yet.
@@ -116,15 +114,21 @@ RunRounds::RunRounds(const RunView& run, StoredRun& stored, Slots& slots, RunEva
       options_(options),
       round_({.quorum = record_.spec().averaging().quorum(),
               .min_groups = record_.spec().averaging().min_groups(),
-              .min_grace = MinGrace(record_.spec())}) {
+              .min_grace = MinGrace(record_.spec())}),
+      versions_(run, stored, cluster, options) {
   round_.Open(record_.version() + 1);
 }
 
-// Only three commits are needed: that of the newest version, the one before it, because a
-// generation may still be preparing from that version, and the one that is being applied.
+// These commits are needed: that of the newest version, the one before it, because a generation may
+// still be preparing from that version, those of the versions that are kept, and the one that is
+// being applied.
 absl::Status RunRounds::Load(const std::map<std::string, std::string>& records) {
   const uint32_t version = record_.version();
+  std::set<uint32_t> rounds(record_.kept().begin(), record_.kept().end());
   for (uint32_t round = version - std::min(version, 1U); round <= version + 1; ++round) {
+    rounds.insert(round);
+  }
+  for (const uint32_t round : rounds) {
     const auto it = records.find(CommitKey(run_.id(), round));
     if (it == records.end() || (round > version && !run_.live())) continue;
     v1::CommitRecord commit;
@@ -137,6 +141,7 @@ absl::Status RunRounds::Load(const std::map<std::string, std::string>& records) 
 void RunRounds::Adopt(const v1::CommitRecord& commit) {
   commits_.Load(commit, record_.version());
   cluster_.out().Put(CommitKey(run_.id(), commit.round()), commit);
+  versions_.Reset();
 }
 
 void RunRounds::Reopen() {
@@ -148,7 +153,7 @@ void RunRounds::RecordTraffic() { std::exchange(traffic_, {}).AddTo(record_); }
 
 void RunRounds::EndGroup(uint32_t group) {
   round_.End(group);
-  loading_.erase(group);
+  versions_.EndLoading(group);
 }
 
 bool RunRounds::OnContributed(const v1::Contributed& contributed) {
@@ -177,13 +182,8 @@ bool RunRounds::OnContributed(const v1::Contributed& contributed) {
   return valid;
 }
 
-void RunRounds::OnLoaded(uint32_t group, uint32_t version) {
-  const auto load = loading_.find(group);
-  if (load != loading_.end() && version >= load->second) loading_.erase(load);
-}
-
 void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
-  OnLoaded(slot.group(), contributed.base_version());
+  versions_.OnLoaded(slot.group(), contributed.base_version());
   const uint32_t version = record_.version();
   const uint32_t round = contributed.round();
   if (run_.Includes(slot, round)) {  // a retransmission: the decision was lost
@@ -250,7 +250,7 @@ void RunRounds::Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refus
     cluster_.ReportGroup(
         v1::EVENT_KIND_CONTRIBUTION_REFUSED, slot.Place(0),
         absl::StrCat("the contribution of group ", slot.group(), " to round ", contributed.round(),
-                     " was refused: ", EnumText(refusal)));
+                     " was refused: ", EnumText(refusal), why.empty() ? "" : "; ", why));
   }
   slot.refused_round = contributed.round();
   slot.refusal = refusal;
@@ -269,17 +269,6 @@ bool RunRounds::RecordStep(const v1::Contributed& contributed) {
   return true;
 }
 
-// A pull may be slow, but a group that has been away for too long, or has stopped, is not awaited.
-bool RunRounds::LoadsOldVersion(const Round::Away& away) const {
-  return std::any_of(loading_.begin(), loading_.end(), [&](const auto& load) {
-    const auto found = away.find(load.first);
-    const auto& watch = slots_[load.first].watch;
-    const bool gone = (found != away.end() && found->second <= cluster_.now()) ||
-                      (watch.has_value() && watch->pause() > kMaxLoadPause);
-    return load.second < record_.version() && !gone;
-  });
-}
-
 bool RunRounds::MayClose(const Round::Away& away) const {
   if (!run_.averages() || run_.committing() || record_.state() != v1::RUN_STATE_RUNNING) {
     return false;
@@ -289,10 +278,10 @@ bool RunRounds::MayClose(const Round::Away& away) const {
   const bool ready = run_.TakesFirstValues(record_.version() + 1)
                          ? round_.arrived() > 0
                          : round_.MayClose(slots_.started().size(), away, cluster_.now());
-  return ready && !LoadsOldVersion(away);
+  return ready && cluster_.now() >= versions_.AwaitsLoadsUntil(away);
 }
 
-void RunRounds::Close() {
+void RunRounds::Close(const Round::Away& away) {
   v1::CommitRecord commit = round_.Close(run_.id(), cluster_.now());
   commit.set_opened_ms(record_.round_opened_ms());
   commit.set_closed_ms(absl::ToUnixMillis(cluster_.now()));
@@ -304,7 +293,14 @@ void RunRounds::Close() {
   } else {
     SetRules(record_, commit);
   }
+  commit.set_run_samples(record_.samples() + commit.samples());
+  versions_.SetKeep(away, commit);
   commits_.Begin(std::move(commit), run_.shards().size());
+  cluster_.out().Put(CommitKey(run_.id(), commits_.closing()->round()), *commits_.closing());
+}
+
+void RunRounds::RollBack() {
+  commits_.Begin(versions_.TakeRollback(), run_.shards().size());
   cluster_.out().Put(CommitKey(run_.id(), commits_.closing()->round()), *commits_.closing());
 }
 
@@ -335,6 +331,7 @@ void RunRounds::Commit() {
 void RunRounds::SetInitial(v1::CommitRecord commit) {
   commit.set_run(run_.id());
   const v1::CommitRecord& initial = commits_.SetInitial(std::move(commit));
+  record_.add_kept(0);
   cluster_.out().Put(CommitKey(run_.id(), 0), initial);
   record_.set_digest(initial.digest());
   stored_.Save();
@@ -355,7 +352,7 @@ void RunRounds::NudgeGroups(const Round::Away& away) {
   for (const uint32_t group : catching_up) {
     Slot& slot = slots_[group];
     const uint32_t round = slot.version + 1;
-    if (loading_.contains(group) || round_.Has(group) || slot.nudged_round >= round) continue;
+    if (versions_.IsLoading(group) || round_.Has(group) || slot.nudged_round >= round) continue;
     if (!awaited && slot.version == record_.version()) continue;
     slot.nudged_round = round;
     v1::CoordinatorMessage message;
@@ -406,9 +403,15 @@ void RunRounds::RecordVersion(const v1::CommitRecord& finished) {
   record_.set_version(commit.round());
   record_.set_step(commit.step());
   record_.set_digest(commit.digest());
-  record_.set_samples(record_.samples() + commit.samples());
   CopyLoss(commit, record_);
-  AddMetrics(commit.metrics(), commit.samples(), record_);
+  if (commit.has_restores()) {
+    record_.set_samples(commit.run_samples());
+    record_.clear_test();
+    evaluation_.Rewind(commit.step());
+  } else {
+    record_.set_samples(record_.samples() + commit.samples());
+    AddMetrics(commit.metrics(), commit.samples(), record_);
+  }
   if (commit.has_division()) *record_.mutable_division() = commit.division();
   if (record_.scaling_to() == record_.division().groups()) record_.clear_scaling_to();
   record_.set_rounds_committed(record_.rounds_committed() + 1);
@@ -420,9 +423,7 @@ void RunRounds::RecordVersion(const v1::CommitRecord& finished) {
   record_.set_round_opened_ms(commit.committed_ms());
   Record(commit);
   cluster_.out().Put(CommitKey(run_.id(), commit.round()), commit);
-  if (const uint32_t keep = std::max(options_.keep_commits, 2U); commit.round() >= keep) {
-    cluster_.out().EraseOne(CommitKey(run_.id(), commit.round() - keep));
-  }
+  versions_.OnCommit(commit);
   cluster_.Count("rounds_committed");
 }
 
@@ -496,7 +497,7 @@ void RunRounds::SendDecision(Slot& slot, uint32_t round) {
     // The others have begun the open round before, unless they receive their decisions now.
     const bool in_time = decision.included() && round == record.version();
     decision.set_catch_up(run_.averages() && !in_time && !run_.TakesFirstValues(record.version()));
-    if (run_.averages()) loading_[slot.group()] = record.version();
+    if (run_.averages()) versions_.SetLoading(slot.group(), record.version());
   }
   changed |= slot.SetCatchesUp(decision.catch_up());
   slots_.Update(slot);
@@ -517,10 +518,10 @@ absl::Status RunRounds::OnAdopted(const v1::Adopted& adopted) {
   history_.NoteAdopted(adopted.version(), slot.group(), adopted.wait_seconds(),
                        adopted.pull_seconds());
   slot.version = std::max(slot.version, adopted.version());
-  OnLoaded(slot.group(), adopted.version());
+  versions_.OnLoaded(slot.group(), adopted.version());
   uint64_t committed = record_.digest();
   if (adopted.version() != record_.version()) {
-    const std::optional<uint64_t> before = commits_.DigestBefore(adopted.version());
+    const std::optional<uint64_t> before = commits_.DigestOf(adopted.version());
     if (!before.has_value()) return absl::OkStatus();
     committed = *before;
   }
@@ -553,6 +554,7 @@ absl::Status RunRounds::Scale(uint32_t groups) {
                                                    "): no round would close"));
   }
   record_.set_scaling_to(groups);
+  record_.clear_left_out();
   stored_.Save();
   return absl::OkStatus();
 }

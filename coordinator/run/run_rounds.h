@@ -2,7 +2,7 @@
 // Changes the fields of RunRecord of the newest version (version, step, samples, loss, metrics,
 // digest, division, discrepancy, outer, residual), of the open round, of scaling and of traffic.
 //
-// Owns the open round, the newest commits and what groups are ordered to load. In the slots it
+// Owns the open round, the newest commits and the versions that are kept. In the slots it
 // changes what groups report about rounds, and what is decided about them. Pure and
 // thread-compatible.
 #pragma once
@@ -22,6 +22,7 @@
 #include "coordinator/run/round.h"
 #include "coordinator/run/run_evaluation.h"
 #include "coordinator/run/run_traffic.h"
+#include "coordinator/run/run_versions.h"
 #include "coordinator/run/slots.h"
 #include "coordinator/run/stored_run.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -41,8 +42,8 @@ class RunRounds {
   const Commits& commits() const { return commits_; }
   // Traffic that the record does not include yet.
   const RunTraffic& traffic() const { return traffic_; }
-  // Whether the group was ordered to load a version and has not reported it.
-  bool IsLoading(uint32_t group) const { return loading_.contains(group); }
+  const RunVersions& versions() const { return versions_; }
+  RunVersions& versions() { return versions_; }
   // The step at which the group contributes next, by its speed among the groups.
   uint32_t BoundaryOf(const Slot& slot) const;
   // Start.agree_steps.
@@ -78,18 +79,16 @@ class RunRounds {
   void SendDecision(Slot& slot, uint32_t round);
   // Requests contributions from groups that catch up, once only these are missing.
   void NudgeGroups(const Round::Away& away);
-  // The group starts from the newest version.
-  void SetLoading(uint32_t group) { loading_[group] = stored_.record().version(); }
   // The group's generation has ended, or all have.
   void EndGroup(uint32_t group);
-  void EndGroups() { loading_.clear(); }
+  void EndGroups() { versions_.EndLoading(); }
   // The shard has lost what was staged: forgets the contributions of groups that have left.
   void LoseContributions(uint32_t shard);
 
   // ---- Commits
   bool MayClose(const Round::Away& away) const;
   // Closes the round: its commit is to be applied.
-  void Close();
+  void Close(const Round::Away& away);
   // A shard has applied the closing commit. Returns whether all have. Requires:
   // commits().closing().
   bool OnApplied(const v1::Applied& applied);
@@ -102,6 +101,9 @@ class RunRounds {
   // The run has so many groups from the next version on. Errors: FailedPrecondition,
   // InvalidArgument.
   absl::Status Scale(uint32_t groups);
+  // The commit of the rollback that was ordered is to be applied. Requires: no round is closing,
+  // and the version is kept.
+  void RollBack();
 
  private:
   void OnAveraged(Slot& slot, const v1::Contributed& contributed);
@@ -110,10 +112,6 @@ class RunRounds {
   // `why`: what the reason does not say.
   void Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal,
               absl::string_view why = "");
-  // The group has this version.
-  void OnLoaded(uint32_t group, uint32_t version);
-  // Whether a group loads the version before the newest, which the next commit would discard.
-  bool LoadsOldVersion(const Round::Away& away) const;
   void RecordVersion(const v1::CommitRecord& finished);
   // Once for a run.
   void WarnOfIdenticalBatches(const v1::CommitRecord& commit);
@@ -128,11 +126,9 @@ class RunRounds {
   const CoordinatorOptions& options_;
   Round round_;
   Commits commits_;
+  RunVersions versions_;
   IdenticalBatches identical_batches_;
   RunTraffic traffic_;
-  // Versions that groups have been ordered to load and have not reported. Aggregators keep the
-  // newest version and the one before.
-  std::map<uint32_t, uint32_t> loading_;
   // Step time of the fastest group at the newest commit; 0: unknown.
   double fastest_step_seconds_ = 0;
 };

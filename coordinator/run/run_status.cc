@@ -9,6 +9,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "base/digest.h"
 #include "coordinator/cluster/device_match.h"
 #include "coordinator/run/evaluation.h"
@@ -176,6 +177,7 @@ v1::RunStatus RunWithStatus::Status(absl::Time now) const {
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
+  FillVersions(status);
   if (parts_.evaluation.checkpoints().Writes()) *status.mutable_checkpoint() = record.checkpoint();
   *status.mutable_warnings() = record.warnings();
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
@@ -213,6 +215,9 @@ v1::GroupStatus RunWithStatus::StatusOf(const Slot& slot, bool details) const {
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());
   status.set_reason(record.reason());
+  if (LeavesOut(slot.group())) {
+    status.set_reason("left out of the run since a rollback, until the run is scaled");
+  }
   if (slot.waiting() && slot.blocked_until() > cluster_.now()) {
     status.set_reason(absl::StrCat(
         record.failed().failures(), " failures without a commit; next attempt in ",
@@ -235,6 +240,20 @@ v1::GroupStatus RunWithStatus::StatusOf(const Slot& slot, bool details) const {
   status.set_exposed_seconds(slot.progress.exposed_seconds());
   FillPrediction(slot, status);
   return status;
+}
+
+void RunWithStatus::FillVersions(v1::RunStatus& status) const {
+  for (const uint32_t version : parts_.rounds.versions().Kept()) {
+    const v1::CommitRecord& commit = *commits().Find(version);
+    v1::KeptVersionStatus& kept = *status.add_kept_versions();
+    kept.set_version(version);
+    kept.set_step(version == 0 ? FirstStep(spec()) : commit.step());
+    kept.set_digest(DigestHex(commit.digest()));
+    if (commit.has_restores()) kept.set_restores(commit.restores());
+  }
+  if (record().has_rollback()) status.set_rolling_back_to(record().rollback());
+  *status.mutable_left_out_groups() = record().left_out();
+  status.set_diverged(record().diverged());
 }
 
 void RunWithStatus::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
@@ -274,6 +293,7 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     }
   }
   if (std::string reason = shards().RestoreReason(); !reason.empty()) return reason;
+  if (std::string reason = RoundReason(); !reason.empty()) return reason;
   if (parts_.evaluation.complete()) {
     if (parts_.evaluation.AwaitsPrograms())
       return "waiting for the programs to load the last version";
@@ -313,6 +333,22 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
   }
   if (planner_.IsSearching(id())) return "searching a plan for the measured workers";
   return std::nullopt;
+}
+
+std::string RunWithStatus::RoundReason() const {
+  if (record().has_rollback()) {
+    return absl::StrCat("the run is being rolled back to version ", record().rollback());
+  }
+  const absl::Time until = parts_.rounds.versions().AwaitsLoadsUntil({});
+  const bool ready = round().ClosesAt(slots().started().size(), {}) <= cluster_.now();
+  if (!ready || until <= cluster_.now()) return "";
+  std::vector<std::string> groups;
+  for (const auto& [group, version] : parts_.rounds.versions().LoadsThatEnd({})) {
+    groups.push_back(absl::StrCat("group ", group, ", which loads version ", version));
+  }
+  return absl::StrCat("round ", round().round(), " waits at most ",
+                      absl::FormatDuration(absl::Ceil(until - cluster_.now(), absl::Seconds(1))),
+                      " for ", absl::StrJoin(groups, ", and "));
 }
 
 // It visits all idle workers, so it is called for a status, but not for every event.

@@ -35,6 +35,10 @@ class RunWithStatus : public RunView {
   v1::GroupStatus StatusOf(const Slot& slot, bool details) const;
   // Adds the shards that the aggregator stores for this run.
   void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
+  // As RunRounds::CheckKept.
+  absl::Status CheckKept(uint32_t version) const {
+    return parts_.rounds.versions().CheckKept(version);
+  }
   // Empty: the run waits for nothing.
   std::string WaitReason() const;
   // What the run waits for besides workers, for a program that has joined; empty if that is nothing
@@ -65,6 +69,9 @@ class RunWithStatus : public RunView {
   // Programs for this run that lack ranks; empty if there are none.
   std::string IncompletePrograms() const;
   std::string MissingNativeWorkers() const;
+  // Why the round waits: for a rollback, or for groups that load a version. Empty if it does not.
+  std::string RoundReason() const;
+  void FillVersions(v1::RunStatus& status) const;
 
   const Cluster& cluster_;
   const GroupPlanner& planner_;

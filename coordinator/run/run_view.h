@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "coordinator/run/commits.h"
@@ -50,6 +51,8 @@ class RunView {
   bool waits() const { return active() && (!slots().waiting().empty() || chooses_shards()); }
   bool has_started() const { return record().version() > 0 || !slots().started().empty(); }
   bool averages() const { return Averages(spec()); }
+  // Whether the group is not formed since a rollback.
+  bool LeavesOut(uint32_t group) const { return absl::c_linear_search(record().left_out(), group); }
   bool chooses_shards() const { return averages() && record().state() == v1::RUN_STATE_QUEUED; }
   // Whether the shards are applying a closed round.
   bool committing() const { return commits().closing().has_value(); }

@@ -39,6 +39,7 @@ std::optional<RebuiltRun> StaleRecord::OnReport(const RunView& run, const std::s
   record.clear_reason();
   record.clear_evaluating();
   record.clear_left();
+  record.clear_rollback();
   // When the first group has opened the data again, OnPrepared decides where the run stands.
   record.clear_train_samples();
   record.clear_test_samples();

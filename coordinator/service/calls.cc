@@ -83,6 +83,15 @@ class CoordinatorService::Runs final : public v1::Runs::CallbackService {
     return service_.Request(nullptr, [&](RequestId id) { return ResumeRun{id, request->run()}; });
   }
 
+  Reactor* Rollback(Context*, const v1::RollbackRequest* request, v1::RollbackReply*) override {
+    return service_.Request(nullptr, [&](RequestId id) {
+      return RollBackRun{.request = id,
+                         .run = request->run(),
+                         .version = request->version(),
+                         .leave_out = {request->leave_out().begin(), request->leave_out().end()}};
+    });
+  }
+
   Reactor* Adopt(Context*, const v1::AdoptRequest* request, v1::AdoptReply* reply) override {
     return service_.Request([reply](const Replied& replied) { *reply = replied.adopted; },
                             [&](RequestId id) {
@@ -135,9 +144,8 @@ class CoordinatorService::Status final : public v1::Status::CallbackService {
 
   Reactor* Locate(Context* context, const v1::LocateRequest* request,
                   v1::LocateReply* reply) override {
-    const auto read = [=, run = request->run()](const Machine& machine,
-                                                absl::Time) -> absl::Status {
-      CADRE_ASSIGN_OR_RETURN(*reply, machine.Locate(run));
+    const auto read = [=, request = *request](const Machine& machine, absl::Time) -> absl::Status {
+      CADRE_ASSIGN_OR_RETURN(*reply, machine.Locate(request));
       return absl::OkStatus();
     };
     return service_.Query(*context, read);

@@ -114,12 +114,12 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
 void CollectCounters(const Machine& machine, Metrics& metrics) {
   std::map<std::string, uint64_t> counters;
   for (const char* name :
-       {"groups_failed", "groups_formed",        "groups_grown",     "groups_left_out",
-        "groups_nudged", "groups_replanned",     "groups_stalled",   "implausible_generations",
-        "leases_lost",   "limits_reached",       "rounds_committed", "runs_adopted",
-        "runs_behind",   "runs_brought_forward", "runs_deleted",     "runs_done",
-        "runs_failed",   "runs_parked",          "runs_stopped",     "runs_submitted",
-        "shards_lost",   "shards_restored",      "warnings"}) {
+       {"groups_failed",     "groups_formed",        "groups_grown",     "groups_left_out",
+        "groups_nudged",     "groups_replanned",     "groups_stalled",   "implausible_generations",
+        "leases_lost",       "limits_reached",       "rounds_committed", "runs_adopted",
+        "runs_behind",       "runs_brought_forward", "runs_deleted",     "runs_done",
+        "rollbacks_ordered", "runs_failed",          "runs_parked",      "runs_stopped",
+        "runs_submitted",    "shards_lost",          "shards_restored",  "warnings"}) {
     counters[name] = 0;
   }
   for (int value = v1::Refusal_MIN + 1; value <= v1::Refusal_MAX; ++value) {

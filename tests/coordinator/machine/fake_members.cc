@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 
@@ -332,6 +333,12 @@ void FakeMembers::OnOpenRun(FakeAggregator& aggregator, const v1::OpenRun& open)
   opened.set_version(shard.version);
   opened.set_hollow(!shard.digests.contains(shard.version));
   if (!opened.hollow()) opened.set_digest(shard.digests[shard.version]);
+  for (const auto& [version, digest] : shard.digests) {
+    if (version == shard.version) continue;
+    v1::KeptVersion& kept = *opened.add_kept();
+    kept.set_version(version);
+    kept.set_digest(digest);
+  }
   opened.set_error(behaviour.open_error);
   Post(aggregator.connection, opened);
 }
@@ -392,22 +399,33 @@ void FakeMembers::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
       return Post(aggregator.connection, applied);
     }
     uint64_t& made = made_[{apply.run(), shard.shard, apply.round()}];
-    if (!apply.seed()) {
+    if (apply.has_restores()) {
+      EXPECT_TRUE(apply.participants().empty());
+      made = shard.digests.at(apply.restores());
+    } else if (!apply.seed()) {
       made = Mix(made_.at({apply.run(), shard.shard, shard.version}), apply);
     }
     shard.digests[apply.round()] = made + (apply.seed() ? behaviour.seed_error : 0);
     shard.version = apply.round();
     shard.newest = apply;
+    std::erase_if(shard.digests, [&](const auto& version) {
+      return version.first + 1 < apply.round() &&
+             !absl::c_linear_search(apply.keep(), version.first);
+    });
     shard.hollow.reset();
     shard.waiting.reset();
   }
   EXPECT_EQ(apply.round(), shard.version);
-  if (!apply.seed() && Mix(0, apply) != Mix(0, shard.newest)) {
+  const bool differs = Mix(0, apply) != Mix(0, shard.newest) ||
+                       apply.restores() != shard.newest.restores() ||
+                       apply.has_restores() != shard.newest.has_restores();
+  if (!apply.seed() && differs) {
     applied.set_error("the version was made of other participants");
     applied.set_refusal(v1::REFUSAL_CLOSED_ROUND);
     return Post(aggregator.connection, applied);
   }
-  if (!apply.seed() && made_.contains({apply.run(), shard.shard, apply.round() - 1})) {
+  if (!apply.seed() && !apply.has_restores() &&
+      made_.contains({apply.run(), shard.shard, apply.round() - 1})) {
     EXPECT_EQ(shard.digests[apply.round()],
               Mix(made_.at({apply.run(), shard.shard, apply.round() - 1}), apply))
         << "the participants of an applied round must not change";

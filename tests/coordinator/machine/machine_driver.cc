@@ -162,6 +162,13 @@ void MachineDriver::ResumeRun(const std::string& run) {
   Deliver();
 }
 
+void MachineDriver::RollBackRun(const std::string& run, uint32_t version,
+                                const std::vector<uint32_t>& leave_out) {
+  Do(cadre::RollBackRun{
+      .request = ++last_request_, .run = run, .version = version, .leave_out = leave_out});
+  Deliver();
+}
+
 v1::AdoptReply MachineDriver::Adopt(const std::string& run) {
   last_adopted.Clear();
   Do(AdoptRuns{.request = ++last_request_, .run = run});

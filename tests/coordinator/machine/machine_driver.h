@@ -33,6 +33,9 @@ class MachineDriver {
   void StopRun(const std::string& run);
   void ResumeRun(const std::string& run);
   // The status of the answer is in last_status.
+  void RollBackRun(const std::string& run, uint32_t version,
+                   const std::vector<uint32_t>& leave_out = {});
+  // The status of the answer is in last_status.
   void DeleteRun(const std::string& run);
   // Returns the runs found; the status is in last_status.
   v1::AdoptReply Adopt(const std::string& run = "");

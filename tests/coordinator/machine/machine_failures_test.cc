@@ -342,14 +342,34 @@ TEST_F(MachineFailuresTest, TwoHostsWithDifferentDataDoNotEndTheRun) {
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_QUEUED) << ReasonOf(run);
 }
 
-TEST_F(MachineFailuresTest, SecondDivergenceEndsTheRun) {
+TEST_F(MachineFailuresTest, SecondDivergenceParksTheRun) {
   const std::string run = Begin(2, 1);
   cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
   EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_TRAINING) << "no worker is to blame";
   Commit(run, 2);
   cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
-  cluster_.Fail(cluster_.Lead(run, 1), "loss is nan", FAILURE_CAUSE_DIVERGED);
+  cluster_.Fail(cluster_.Lead(run, 1), "layer 'fc' has a loss of nan", FAILURE_CAUSE_DIVERGED);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_PARKED);
+  EXPECT_TRUE(cluster_.RunStatus(run).diverged());
+  EXPECT_THAT(ReasonOf(run),
+              AllOf(HasSubstr("group 1, rank 0"), HasSubstr("layer 'fc'"),
+                    HasSubstr("parked at version 1"), HasSubstr(absl::StrCat("cadre resume ", run)),
+                    HasSubstr(absl::StrCat("cadre rollback ", run))));
+  cluster_.ResumeRun(run);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
+  EXPECT_FALSE(cluster_.RunStatus(run).diverged());
+  Commit(run, 2);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+  // What was reported before it was parked does not count any more.
+  cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
+}
+
+// Without averaging there is no version with which the run could continue.
+TEST_F(MachineFailuresTest, DivergenceWithoutAveragingEndsTheRun) {
+  const std::string run = SubmitTo(0, 1, MakeSpec(1, 1, 0, 100));
+  cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
 }
 

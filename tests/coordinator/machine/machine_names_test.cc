@@ -83,7 +83,9 @@ TEST_F(MachineNamesTest, ANameStandsForTheNewestRunThatHasNotEnded) {
   EXPECT_EQ(cluster_.machine().IdOf("another"), "");
   EXPECT_EQ(cluster_.machine().IdOf(""), "");
   EXPECT_EQ(cluster_.machine().IdOf("run-1"), "") << "has the form of an id";
-  EXPECT_THAT(cluster_.machine().Locate("test"),
+  v1::LocateRequest locate;
+  locate.set_run("test");
+  EXPECT_THAT(cluster_.machine().Locate(locate),
               IsError(absl::StatusCode::kFailedPrecondition, "run run-2-test has ended without"));
   v1::EventsRequest events;
   events.set_run("test");

@@ -10,6 +10,7 @@
 namespace cadre::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class MachineRoundTest : public MachineTest {
@@ -39,6 +40,7 @@ class MachineRoundTest : public MachineTest {
     v1::RunSpec spec = MakeSpec(groups, 1, 5, 100);
     spec.mutable_averaging()->set_quorum(quorum);
     spec.mutable_averaging()->set_min_grace_ms(1000);
+    spec.mutable_averaging()->mutable_keep_versions()->set_count(0);
     return spec;
   }
   int Decisions(const std::string& run, uint32_t group) {
@@ -431,24 +433,50 @@ TEST_F(MachineRoundTest, FirstGroupsAreAwaitedWhileTheyLoad) {
   EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
 }
 
-// The aggregators keep the newest version and the one before.
-TEST_F(MachineRoundTest, CommitsWaitForAGroupThatLoads) {
+// The aggregators keep the version until the group has loaded it.
+TEST_F(MachineRoundTest, VersionThatAGroupLoadsIsKept) {
   const std::string run = Begin(2, WithQuorum(1));
   cluster_.behaviour.load = false;
   FakeWorker& lead = cluster_.Lead(run, 1);
   cluster_.Fail(lead);
-  for (int round = 1; round <= 2; ++round) {
+  for (uint32_t round = 1; round <= 4; ++round) {
     Train(run, 0);
     cluster_.Run(absl::Seconds(2));
+    EXPECT_EQ(cluster_.RunStatus(run).version(), round);
+    EXPECT_TRUE(cluster_.aggregators()[0].shards.at(run).digests.contains(0));
   }
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "version 0 is being pulled";
+  EXPECT_FALSE(cluster_.aggregators()[0].shards.at(run).digests.contains(2));
   ReportLoaded(lead);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
   EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1}) << "its round is closed";
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_FALSE(cluster_.aggregators()[0].shards.at(run).digests.contains(0));
+}
+
+// Two such versions are kept. A third one is lost, but the group has the grace window to load it.
+TEST_F(MachineRoundTest, GroupThatLoadsHoldsARoundForTheGraceWindow) {
+  v1::RunSpec spec = WithQuorum(1);
+  spec.mutable_cluster()->set_groups(4);
+  spec.mutable_averaging()->set_min_grace_ms(4000);
+  const std::string run = Begin(4, spec);
+  cluster_.behaviour.load = false;
+  for (uint32_t group = 1; group <= 3; ++group) {
+    cluster_.Fail(cluster_.Lead(run, group));
+    Train(run, 0);
+    cluster_.Run(absl::Seconds(5));
+    ASSERT_EQ(cluster_.RunStatus(run).version(), group);
+  }
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("round 4 waits at most"),
+                                   HasSubstr("group 3, which loads version 2")));
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 4u);
+  EXPECT_EQ(ReasonOf(run), "");
 }
 
 // Its rank hangs while it pulls version 0.
-TEST_F(MachineRoundTest, CommitsDoNotWaitForAGroupThatStopsWhileItLoads) {
+TEST_F(MachineRoundTest, VersionIsNotKeptForAGroupThatStopsWhileItLoads) {
   const std::string run = Begin(2, WithQuorum(1));
   cluster_.behaviour.load = false;
   FakeWorker& lead = cluster_.Lead(run, 1);
@@ -458,9 +486,12 @@ TEST_F(MachineRoundTest, CommitsDoNotWaitForAGroupThatStopsWhileItLoads) {
   Train(run, 0);
   cluster_.Run(absl::Seconds(2));
   Train(run, 0);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
   cluster_.Run(absl::Seconds(15));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+  EXPECT_TRUE(cluster_.aggregators()[0].shards.at(run).digests.contains(0));
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_FALSE(cluster_.aggregators()[0].shards.at(run).digests.contains(0));
   EXPECT_EQ(cluster_.Counter("groups_stalled"), 0u);
 }
 
@@ -480,24 +511,27 @@ TEST_F(MachineRoundTest, JoiningGroupIsIncludedAtTheFirstTry) {
   EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
 }
 
-TEST_F(MachineRoundTest, CommitsWaitForAnIncludedGroupThatAdopts) {
+TEST_F(MachineRoundTest, VersionThatAnIncludedGroupAdoptsIsKept) {
   const std::string run = Begin(2, WithQuorum(1));
   FakeWorker& lead = cluster_.Lead(run, 1);
   Train(run, 0);
   cluster_.behaviour.adopt = false;
   Train(run, 1);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
-  for (int round = 2; round <= 3; ++round) {
+  for (int round = 2; round <= 4; ++round) {
     Train(run, 0);
     cluster_.Run(absl::Seconds(2));
   }
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u) << "group 1 pulls version 1";
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 4u);
+  EXPECT_TRUE(cluster_.aggregators()[0].shards.at(run).digests.contains(1));
   v1::Adopted adopted;
   *adopted.mutable_place() = lead.place();
   adopted.set_version(1);
   adopted.set_digest(cluster_.Commit(run, 1)->digest());
   cluster_.Send(lead, adopted);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 3u);
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_FALSE(cluster_.aggregators()[0].shards.at(run).digests.contains(1));
 }
 
 TEST_F(MachineRoundTest, GroupThatIsAwayDoesNotHoldBackCommits) {
@@ -551,7 +585,9 @@ TEST(MachineCommitsTest, OldCommitsAreRemoved) {
   FakeCluster cluster([](Machine::Options& options) { options.keep_commits = 3; });
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
-  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 40));
+  v1::RunSpec spec = MakeSpec(1, 1, 5, 40);
+  spec.mutable_averaging()->mutable_keep_versions()->set_count(0);
+  const std::string run = cluster.Submit(spec);
   ASSERT_TRUE(cluster.RunUntil([&] { return cluster.RunStatus(run).version() >= 4; }));
   cluster.RestartCoordinator();
   ASSERT_TRUE(cluster.RunUntilEnded(run));

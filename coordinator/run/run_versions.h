@@ -1,0 +1,91 @@
+// The versions that the aggregators keep, those that groups load, and rollbacks to them. Changes
+// the fields of RunRecord of these (kept, rollback, branch, left_out).
+//
+// Owns what groups are ordered to load. Pure and thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "coordinator/cluster/cluster.h"
+#include "coordinator/events/options.h"
+#include "coordinator/run/round.h"
+#include "coordinator/run/stored_run.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/records.pb.h"
+
+namespace cadre {
+
+class RunView;
+
+// Longest pause of a group that loads a version, for which the version is kept.
+inline constexpr absl::Duration kMaxLoadPause = absl::Seconds(10);
+
+class RunVersions {
+ public:
+  // All are borrowed.
+  RunVersions(const RunView& run, StoredRun& stored, Cluster& cluster,
+              const CoordinatorOptions& options)
+      : run_(run),
+        stored_(stored),
+        record_(stored.record()),
+        cluster_(cluster),
+        options_(options) {}
+
+  // ---- Kept versions
+  // Those that all shards keep, the newest first.
+  std::vector<uint32_t> Kept() const;
+  // Errors: FailedPrecondition, with the versions that are kept, if this one is not.
+  absl::Status CheckKept(uint32_t version) const;
+  // The record was rebuilt: only its version is known to be stored.
+  void Reset();
+  // The commit has made a version: what it does not keep is not kept any more.
+  void OnCommit(const v1::CommitRecord& commit);
+  // What the shard does not store is not kept.
+  void OnOpened(const v1::RunOpened& opened);
+  void Lose(uint32_t version);
+  // Sets what a commit keeps (CommitRecord.keep).
+  void SetKeep(const Round::Away& away, v1::CommitRecord& commit) const;
+
+  // ---- Versions that groups have been ordered to load and have not reported
+  bool IsLoading(uint32_t group) const { return loading_.contains(group); }
+  void SetLoading(uint32_t group, uint32_t version) { loading_[group] = version; }
+  // The group has this version.
+  void OnLoaded(uint32_t group, uint32_t version);
+  void EndLoading(uint32_t group) { loading_.erase(group); }
+  void EndLoading() { loading_.clear(); }
+  // Those that the next commit would discard, by group.
+  std::map<uint32_t, uint32_t> LoadsThatEnd(const Round::Away& away) const;
+  // Until when a round that could close waits for such groups: for the grace window. InfinitePast:
+  // there are none.
+  absl::Time AwaitsLoadsUntil(const Round::Away& away) const;
+
+  // ---- Rollbacks
+  // Whether the run may be rolled back to the version, without these groups. Errors:
+  // FailedPrecondition, InvalidArgument.
+  absl::Status CheckRollback(uint32_t version, const std::vector<uint32_t>& leave_out) const;
+  // The run is to be rolled back. The caller ends all groups and saves the record. Requires:
+  // CheckRollback.
+  void OrderRollback(uint32_t version, const std::vector<uint32_t>& leave_out);
+  // The commit of the rollback that was ordered, which is no longer pending. Requires: no round is
+  // closing, and the version is kept.
+  v1::CommitRecord TakeRollback();
+
+ private:
+  // Without those of groups that are not awaited.
+  std::map<uint32_t, uint32_t> Loads(const Round::Away& away) const;
+  void EraseCommit(uint32_t version);
+  absl::Status CheckLeftOut(const std::vector<uint32_t>& groups) const;
+
+  const RunView& run_;
+  StoredRun& stored_;
+  v1::RunRecord& record_;
+  Cluster& cluster_;
+  const CoordinatorOptions& options_;
+  std::map<uint32_t, uint32_t> loading_;
+};
+
+}  // namespace cadre
