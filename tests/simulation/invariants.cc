@@ -47,6 +47,12 @@ bool SameParticipants(const google::protobuf::RepeatedPtrField<v1::Participant>&
                     });
 }
 
+// Whether both commits make the version in the same way.
+bool SameMaking(const v1::CommitRecord& a, const v1::CommitRecord& b) {
+  return SameParticipants(a.participants(), b.participants()) &&
+         a.has_restores() == b.has_restores() && a.restores() == b.restores();
+}
+
 uint32_t NewestGeneration(const Invariants::Store& store) {
   return Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord()).generation();
 }
@@ -77,8 +83,8 @@ void Invariants::OnTransaction(size_t coordinator, const Store& before, const St
       const auto commit = Parse<v1::CommitRecord>(bytes);
       const auto was = Parse<v1::CommitRecord>(old == before.end() ? std::string() : old->second);
       // Another coordinator has closed the round differently, and its version was made.
-      const bool replaced = restored_.contains(commit.run()) && !was.committed() &&
-                            !SameParticipants(was.participants(), commit.participants());
+      const bool replaced =
+          restored_.contains(commit.run()) && !was.committed() && !SameMaking(was, commit);
       if (old == before.end() || replaced) {
         CheckNewCommit(view, before, after, commit);
       } else {
@@ -135,7 +141,8 @@ void Invariants::OnCoordinatorEnded(size_t coordinator, const Store& left) {
   views_.erase(coordinator);
 }
 
-// Old commits are removed; the newest two of a run, and the one that is being applied, are not.
+// Old commits are removed; the newest two of a run, those of versions that are kept, and the one
+// that is being applied, are not.
 void Invariants::OnErased(View& view, const std::string& key, const std::string& bytes,
                           const Store& after) {
   if (absl::StartsWith(key, kCommitPrefix)) {
@@ -143,7 +150,8 @@ void Invariants::OnErased(View& view, const std::string& key, const std::string&
     const auto run = Read<v1::RunRecord>(after, RunKey(commit.run()));
     const bool rebuilt =
         run.has_value() && commit.round() < run->version() && restored_.contains(commit.run());
-    if (run.has_value() && commit.round() + 2 > run->version() && !rebuilt) {
+    const bool kept = run.has_value() && absl::c_linear_search(run->kept(), commit.round());
+    if (kept || (run.has_value() && commit.round() + 2 > run->version() && !rebuilt)) {
       world_.Violate("the store has lost the record ", key);
     }
     return;
@@ -236,7 +244,13 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
         !rebuilt) {
       world_.Violate(run, " changes from version ", before.version(), " to ", record.version());
     }
-    if (record.step() < before.step()) world_.Violate(run, " decreases its step");
+    const auto rolled_back = [&](const auto& closed) {
+      return closed.first.first == run && closed.first.second > before.version() &&
+             closed.second.has_restores();
+    };
+    if (record.step() < before.step() && absl::c_none_of(closed_, rolled_back)) {
+      world_.Violate(run, " decreases its step");
+    }
     const auto commit = Read<v1::CommitRecord>(after, CommitKey(run, record.version()));
     const bool recorded = commit.has_value() && commit->committed() &&
                           commit->digest() == record.digest() && commit->step() == record.step();
@@ -253,7 +267,11 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   if (IsLive(before.state()) && !IsLive(record.state())) CheckRunEnd(record);
   // An older store may still have a run whose files were deleted since.
   const bool deleted = restored_.contains(record.run()) && to_delete_.contains(record.run());
-  if (record.state() == v1::RUN_STATE_PARKED && !HasLostDisk(record) && !deleted) {
+  if (record.state() == v1::RUN_STATE_PARKED && record.diverged() && !before.diverged()) {
+    world_.Count("runs_parked_diverged");
+    if (!MayFail(record)) world_.Violate(run, " is parked: ", record.reason());
+  } else if (record.state() == v1::RUN_STATE_PARKED && !record.diverged() && !HasLostDisk(record) &&
+             !deleted) {
     world_.Violate(run, " is parked, although no disk was lost: ", record.reason());
   }
 }
@@ -325,8 +343,8 @@ bool Invariants::IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& com
     return false;
   }
   // A shard that was restored from a group does not have the order that made its version.
-  if (!commit.participants().empty() &&
-      !SameParticipants(first->second.participants(), commit.participants())) {
+  const bool known = !commit.participants().empty() || commit.has_restores();
+  if (known && !SameMaking(first->second, commit)) {
     const bool lost = !written_.contains(version) || HasLostDisk(run);
     if (!lost) world_.Violate(Describe(commit), " is rebuilt with other participants");
     return !lost;
@@ -350,7 +368,9 @@ void Invariants::CheckNewCommit(const View& view, const Store& before, const Sto
     return;
   }
   if (IsRebuilt(run, commit)) return;
-  const auto base = Read<v1::CommitRecord>(before, CommitKey(commit.run(), commit.round() - 1));
+  // A rollback is closed in the transaction in which the round before is committed.
+  const auto base = Read<v1::CommitRecord>(commit.has_restores() ? after : before,
+                                           CommitKey(commit.run(), commit.round() - 1));
   // An older record may close a round again that no aggregator has applied.
   const bool closed =
       versions_[commit.run()].contains(commit.round()) && !restored_.contains(commit.run());
@@ -358,7 +378,15 @@ void Invariants::CheckNewCommit(const View& view, const Store& before, const Sto
     world_.Violate(Describe(commit), " is closed out of order or twice");
     return;
   }
-  if (commit.participants().empty()) world_.Violate(Describe(commit), " has no participants");
+  if (commit.participants().empty() != commit.has_restores()) {
+    world_.Violate(Describe(commit), " has no participants, or is a copy and has some");
+  }
+  if (commit.has_restores() && !committed_.contains({commit.run(), commit.restores()})) {
+    world_.Violate(Describe(commit), " restores version ", commit.restores(),
+                   ", which was never committed");
+    return;
+  }
+  world_.Count("rollbacks", commit.has_restores() ? 1 : 0);
   const v1::RunRecord open = RunIn(before, RunKey(commit.run()));
   for (int i = 0; i < commit.participants_size(); ++i) {
     if (i > 0 && commit.participants(i).group() <= commit.participants(i - 1).group()) {
@@ -372,7 +400,7 @@ void Invariants::CheckNewCommit(const View& view, const Store& before, const Sto
   if (other == closed_.end()) {
     closed_[version] = commit;
     versions_[commit.run()][commit.round()] = std::move(made.values);
-  } else if (!SameParticipants(other->second.participants(), commit.participants())) {
+  } else if (!SameMaking(other->second, commit)) {
     world_.Count("rounds_closed_differently");
     Rival first{other->second, versions_[commit.run()][commit.round()]};
     if (!IsMade(version)) {
@@ -447,8 +475,8 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
   if (before.committed() && !restored_.contains(commit.run())) {
     world_.Violate(Describe(commit), " was committed and is changed");
   }
-  if (!SameParticipants(before.participants(), commit.participants()) ||
-      before.step() != commit.step() || before.samples() != commit.samples()) {
+  if (!SameMaking(before, commit) || before.step() != commit.step() ||
+      before.samples() != commit.samples()) {
     world_.Violate(Describe(commit), " was closed and has changed");
   }
   // A record that was rebuilt from reports has only the digests, and not those of all shards.
@@ -486,7 +514,9 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
   } else if (message.has_apply()) {
     const v1::Apply& apply = message.apply();
     const auto commit = Read<v1::CommitRecord>(store, CommitKey(apply.run(), apply.round()));
-    if (!commit || !SameParticipants(commit->participants(), apply.participants())) {
+    if (!commit || !SameParticipants(commit->participants(), apply.participants()) ||
+        commit->has_restores() != apply.has_restores() || commit->restores() != apply.restores() ||
+        !absl::c_equal(commit->keep(), apply.keep())) {
       world_.Violate("Apply for round ", apply.round(), " of ", apply.run(),
                      " differs from the store");
     }
@@ -522,31 +552,6 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
         group->version() != message.start().version()) {
       world_.Violate("Start ", Describe(place), " differs from the store");
     }
-  }
-}
-
-// ---- Workers
-
-void Invariants::OnFailed(const v1::RankSlot& place, const std::string& host,
-                          v1::FailureCause cause) {
-  world_.Count(absl::StrCat("failures_", EnumText(cause)));
-  Failures& failures = failures_[place.run()];
-  if (cause == v1::FAILURE_CAUSE_DIVERGED) failures.diverged.insert(place.generation());
-  const bool permanent = cause == v1::FAILURE_CAUSE_DATA || cause == v1::FAILURE_CAUSE_MEMORY;
-  if (permanent) failures.hosts[cause].insert(host);
-}
-
-void Invariants::OnTraining(const v1::RankSlot& place, bool begins) {
-  const auto key = std::make_tuple(place.run(), place.group(), place.generation(), place.rank());
-  if (!begins) {
-    training_.erase(key);
-    return;
-  }
-  if (!training_.insert(key).second) world_.Violate("two workers train as ", Describe(place));
-  const auto it = generations_.find(place.generation());
-  if (it == generations_.end() || !it->second.started ||
-      it->second.group != GroupKey{place.run(), place.group()}) {
-    world_.Violate(Describe(place), " trains, but its generation never started");
   }
 }
 

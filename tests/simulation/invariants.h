@@ -5,11 +5,13 @@
 //   - numbers of generations, runs, members and rounds are never reused, also after restarts
 //   - the participants of a durable commit record never change, and Apply has the same participants
 //   - participants are live generations whose slices were all acknowledged as durable
-//   - every version is the result of its commit record on the previous version, at all holders
+//   - every version is the result of its commit record on the previous version, at all holders;
+//   that
+//     of a rollback has the values and states of the version that it restores
 //   - acknowledged contributions, runs, commits and versions are not lost
 //   - a worker belongs to at most one group, and a rank to one worker
 //   - ended runs remain ended; they are DONE unless several hosts, or the only one, could not train
-//     them, or the loss has diverged twice
+//     them; they are parked only if a disk was lost, or the loss has diverged twice
 //   - a worker with which nothing is wrong remains registered
 //   - two coordinators that run at the same time do not make different versions of one number
 //

@@ -1,5 +1,6 @@
 // What versions must be: the expected values of every version, computed from the contributions of
-// its participants, and whether these contain exactly the training that they claim.
+// its participants, and whether these contain exactly the training that they claim. Also what
+// workers may do.
 #include <array>
 #include <cmath>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/coding.h"
+#include "proto/enum_text.h"
 #include "server/client/frame.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
@@ -39,6 +41,12 @@ std::vector<Interval> Whole(const Values& values) { return {{0, std::ssize(value
 
 // Also sets the states of the version (server/round_mean.cc has the formulas of coded rounds).
 Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& commit) {
+  if (commit.has_restores()) {
+    auto& states = outer_states_[run.run()];
+    const auto restored = states.find(commit.restores());
+    if (restored != states.end()) states[commit.round()] = restored->second;
+    return versions_[commit.run()][commit.restores()];
+  }
   Values version = versions_[commit.run()][commit.round() - 1];
   const std::vector<Interval> positions = PositionsOf(run.spec(), commit.fragment());
   std::array<Values, 3> states;
@@ -243,6 +251,31 @@ void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Value
   const Values& expected = versions_[place.run()][version];
   if (DigestOf(values, owned) != DigestOf(expected, owned)) {
     world_.Violate(Describe(place), " holds other values than those of version ", version);
+  }
+}
+
+// ---- Workers
+
+void Invariants::OnFailed(const v1::RankSlot& place, const std::string& host,
+                          v1::FailureCause cause) {
+  world_.Count(absl::StrCat("failures_", EnumText(cause)));
+  Failures& failures = failures_[place.run()];
+  if (cause == v1::FAILURE_CAUSE_DIVERGED) failures.diverged.insert(place.generation());
+  const bool permanent = cause == v1::FAILURE_CAUSE_DATA || cause == v1::FAILURE_CAUSE_MEMORY;
+  if (permanent) failures.hosts[cause].insert(host);
+}
+
+void Invariants::OnTraining(const v1::RankSlot& place, bool begins) {
+  const auto key = std::make_tuple(place.run(), place.group(), place.generation(), place.rank());
+  if (!begins) {
+    training_.erase(key);
+    return;
+  }
+  if (!training_.insert(key).second) world_.Violate("two workers train as ", Describe(place));
+  const auto it = generations_.find(place.generation());
+  if (it == generations_.end() || !it->second.started ||
+      it->second.group != GroupKey{place.run(), place.group()}) {
+    world_.Violate(Describe(place), " trains, but its generation never started");
   }
 }
 

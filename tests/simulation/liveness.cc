@@ -62,7 +62,7 @@ void Liveness::Check() {
       CheckRun(run);
       CheckJoiners(run);
     }
-    for (uint32_t slot = 0; slot < GroupsOf(run.spec()); ++slot) CheckGroup(run, slot);
+    for (uint32_t slot = 0; slot < DivisionOf(run).groups(); ++slot) CheckGroup(run, slot);
   }
 }
 

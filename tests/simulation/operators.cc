@@ -10,12 +10,14 @@ namespace cadre::simulation {
 namespace {
 
 constexpr absl::Duration kMaxPause = absl::Seconds(60);
+constexpr absl::Duration kAttend = absl::Seconds(20);
 // Until the coordinator has answered.
 constexpr absl::Duration kAskAgain = absl::Seconds(5);
 
 }  // namespace
 
 void Operators::Start() {
+  AttendDiverged();
   // Most clusters are left alone.
   if (world_.dice.Chance(0.4)) ScheduleNext();
 }
@@ -59,6 +61,45 @@ void Operators::Scale() {
 void Operators::Resume() {
   coordinators_.current().Order(ResumeRun{.run = AnyRun()}, [this](const Replied& replied) {
     if (replied.status.ok()) world_.Count("runs_resumed");
+  });
+}
+
+// Also without other operators: a run that has diverged is not left alone.
+void Operators::AttendDiverged() {
+  world_.timeline.After(kAttend, [this] {
+    const auto& store = coordinators_.current().store();
+    for (auto it = store.lower_bound(kRunPrefix);
+         it != store.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
+      v1::RunRecord run;
+      if (!run.ParseFromString(it->second) || !run.diverged() || coordinators_.two()) continue;
+      if (world_.dice.Chance(0.5)) {
+        coordinators_.current().Order(ResumeRun{.run = run.run()}, [](const Replied&) {});
+      } else {
+        RollBack(run);
+      }
+    }
+    AttendDiverged();
+  });
+}
+
+void Operators::RollBack() {
+  v1::RunRecord run;
+  const auto& store = coordinators_.current().store();
+  const auto found = store.find(RunKey(AnyRun()));
+  if (found != store.end() && run.ParseFromString(found->second)) RollBack(run);
+}
+
+void Operators::RollBack(const v1::RunRecord& run) {
+  const uint64_t kept = run.kept_size();
+  RollBackRun order{.run = run.run()};
+  order.version = kept == 0 || world_.dice.Chance(0.1)
+                      ? run.version() + world_.dice.Between(0, 1)
+                      : run.kept(static_cast<int>(world_.dice.Between(0, kept - 1)));
+  if (!ended_ && world_.dice.Chance(0.2)) {
+    order.leave_out.push_back(static_cast<uint32_t>(world_.dice.Between(0, 2)));
+  }
+  coordinators_.current().Order(order, [this](const Replied& replied) {
+    world_.Count(replied.status.ok() ? "rollbacks_ordered" : "rollbacks_refused");
   });
 }
 

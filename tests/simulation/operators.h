@@ -1,6 +1,6 @@
-// The people who operate the cluster: they scale, resume, adopt and delete runs, cordon, drain and
-// readmit workers, and read what the coordinator shows, at random times while there are faults.
-// Afterwards all workers are readmitted.
+// The people who operate the cluster: they scale, resume, roll back, adopt and delete runs, cordon,
+// drain and readmit workers, and read what the coordinator shows, at random times while there are
+// faults. Afterwards all workers are readmitted. Runs that have diverged are continued at any time.
 //
 // Thread-compatible.
 #pragma once
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/cadre/v1/records.pb.h"
 #include "tests/simulation/coordinators.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/simulated_worker.h"
@@ -26,7 +27,8 @@ class Operators {
         invariants_(invariants),
         workers_(workers),
         verbs_{&Operators::Scale, &Operators::Resume, &Operators::Delete,
-               &Operators::Adopt, &Operators::Cordon, &Operators::Read} {}
+               &Operators::Adopt, &Operators::Cordon, &Operators::Read,
+               &Operators::RollBack} {}
 
   void Start();
   void End();
@@ -38,6 +40,10 @@ class Operators {
   const std::string& AnyWorker() const;
   void Scale();
   void Resume();
+  void RollBack();
+  void RollBack(const v1::RunRecord& run);
+  // Continues runs that are parked because they have diverged.
+  void AttendDiverged();
   void Delete();
   void Adopt();
   // Cordons a worker, drains it or readmits it.

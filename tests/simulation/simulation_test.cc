@@ -96,6 +96,7 @@ constexpr MinCount kMinCounts[] = {
     {"orders_slow", 1000},
     {"pulls_of_old_versions", 1},
     {"refused_stale_generation", 20},
+    {"rollbacks", 50},
     {"rounds_closed_differently", 1},
     {"rounds_closed_short", 500},
     {"runs_deleted", 20},

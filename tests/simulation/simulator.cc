@@ -218,6 +218,10 @@ v1::Averaging Simulator::MakeAveraging(const v1::Cluster& cluster) {
     }
   }
   averaging.set_steps_by_speed(dice.Chance(0.2));
+  if (dice.Chance(0.5)) {
+    averaging.mutable_keep_versions()->set_every(between(1, 4));
+    averaging.mutable_keep_versions()->set_count(between(0, 3));
+  }
   if (dice.Chance(0.4)) averaging.set_max_solo_steps(between(1, 10));
   if (world_.has_outer_runs) MakeOuter(averaging);
   return averaging;
@@ -353,8 +357,8 @@ bool Simulator::AllEnded() const {
        it != coordinator().store().end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
     v1::RunRecord record;
     record.ParseFromString(it->second);
-    // The disk of a parked run does not return.
-    const bool parked = record.state() == v1::RUN_STATE_PARKED;
+    // The disk of a parked run does not return, but operators continue one that has diverged.
+    const bool parked = record.state() == v1::RUN_STATE_PARKED && !record.diverged();
     // Nor are values restored that are lost on an aggregator while the record is older.
     const bool lost = faults_ended_ && invariants_.IsRestored(record.run()) &&
                       invariants_.HasLostDisk(record) && !HasGroups(record.run());
