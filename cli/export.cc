@@ -93,7 +93,7 @@ absl::StatusOr<int> ExportFolder(const Invocation& in, const ReadVersion& versio
   return kExitOk;
 }
 
-// The newest version of a run, which goes on meanwhile.
+// A version of a run, which goes on meanwhile.
 absl::StatusOr<int> ExportRun(const Invocation& in) {
   const std::string run = in.line.argument();
   const std::string output = in.line.Value<std::string>("output");
@@ -102,7 +102,7 @@ absl::StatusOr<int> ExportRun(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
   // Other errors NotFound are those of the output.
   const auto locate = [&]() -> absl::StatusOr<v1::LocateReply> {
-    absl::StatusOr<v1::LocateReply> located = client->Locate(run);
+    absl::StatusOr<v1::LocateReply> located = client->Locate(run, in.line.Get<uint32_t>("version"));
     if (!absl::IsNotFound(located.status())) return located;
     return Annotate(located.status(), absl::StrCat("'", run, "' is neither a path nor a run"));
   };
@@ -144,8 +144,9 @@ absl::StatusOr<int> ExportModel(const Invocation& in) {
       return UsageError(absl::StrCat("--", flag, " is only valid with --hf"));
     }
   }
-  if (path && in.line.Has("hf")) {
-    return UsageError(absl::StrCat("--hf takes a run, and '", argument, "' is a path"));
+  for (const char* flag : {"hf", "version"}) {
+    if (!path || !in.line.Has(flag)) continue;
+    return UsageError(absl::StrCat("--", flag, " takes a run, and '", argument, "' is a path"));
   }
   return path ? ExportCheckpoint(in) : ExportRun(in);
 }

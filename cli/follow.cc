@@ -25,6 +25,8 @@ bool HasEnded(v1::RunState state) {
          state == v1::RUN_STATE_STOPPED;
 }
 
+bool HasEnded(const v1::RunStatus& run) { return HasEnded(run.state()) || run.diverged(); }
+
 bool HasSucceeded(const v1::RunStatus& run) {
   return run.state() == v1::RUN_STATE_DONE && !run.checkpoint().last_missing();
 }
@@ -42,7 +44,7 @@ absl::Status Follow(const CoordinatorClient& client, const FollowOptions& option
       last_reply = absl::Now();
       away = false;
       if (!run.empty()) run = update.run().run();
-      ended = !options.run.empty() && HasEnded(update.run().state());
+      ended = !options.run.empty() && HasEnded(update.run());
       leaving = !options.on_update(update);
       return !leaving && !ended;
     });

@@ -20,6 +20,9 @@ namespace cadre {
 
 // Whether the run is done, failed or stopped.
 bool HasEnded(v1::RunState state);
+// Whether nothing more will happen without an operator: the run has ended, or it has diverged and
+// is parked.
+bool HasEnded(const v1::RunStatus& run);
 // Whether the run has reached its end, with its last checkpoint if it writes any.
 bool HasSucceeded(const v1::RunStatus& run);
 

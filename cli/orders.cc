@@ -97,10 +97,7 @@ absl::StatusOr<bool> Holds(const CoordinatorClient& client, const Condition& con
   run = status.run();
   const bool holds = condition.key == "version" ? status.version() >= condition.number
                                                 : EnumText(status.state()) == condition.value;
-  const bool ended = status.state() == v1::RUN_STATE_DONE ||
-                     status.state() == v1::RUN_STATE_FAILED ||
-                     status.state() == v1::RUN_STATE_STOPPED;
-  if (!holds && ended) {
+  if (!holds && HasEnded(status)) {
     return absl::FailedPreconditionError(absl::StrCat("run ", run, " is ", EnumText(status.state()),
                                                       " at version ", status.version()));
   }
@@ -169,6 +166,35 @@ absl::StatusOr<int> ScaleRun(const Invocation& in) {
 
 absl::StatusOr<int> ResumeRun(const Invocation& in) {
   return Order(in, &v1::Runs::Stub::Resume, v1::ResumeRequest(), " continues");
+}
+
+absl::StatusOr<int> RollBackRun(const Invocation& in) {
+  v1::RollbackRequest request;
+  request.set_version(in.line.Value<uint32_t>("to"));
+  std::string text = absl::StrCat(" continues from version ", request.version());
+  if (const auto groups = in.line.Get<std::string>("leave-out")) {
+    for (const absl::string_view word : absl::StrSplit(*groups, ',')) {
+      uint32_t group = 0;
+      if (!absl::SimpleAtoi(word, &group)) {
+        return UsageError(
+            absl::StrCat("--leave-out takes numbers of groups, such as 0,2, not '", *groups, "'"));
+      }
+      request.add_leave_out(group);
+    }
+    absl::StrAppend(&text, " without groups ", *groups);
+  }
+  return Order(in, &v1::Runs::Stub::Rollback, request, text);
+}
+
+Verb RollbackVerb() {
+  return {.name = "rollback",
+          .arguments = {{.name = "RUN"}},
+          .flags = {Flag{"to", kCount, "VERSION", "a version that is kept, as 'cadre status' shows"}
+                        .Required(),
+                    {"leave-out", kText, "GROUPS",
+                     "groups that do not take part any more, such as 0,2"}},
+          .brief = "continue a run from an older version",
+          .run = RollBackRun};
 }
 
 // The file appears when it is complete, and only its owner can read it: it has the keys of the
@@ -246,7 +272,7 @@ absl::StatusOr<int> WaitForRun(const Invocation& in) {
   const absl::Time report_at = absl::Now() + kQuietWait;
   follow.on_update = [&](const v1::WatchUpdate& update) {
     ended = update.run();
-    if (absl::Now() >= report_at && !HasEnded(ended.state())) progress.Update(ended, absl::Now());
+    if (absl::Now() >= report_at && !HasEnded(ended)) progress.Update(ended, absl::Now());
     return true;
   };
   follow.on_away = [&](const absl::Status& status) {
@@ -322,6 +348,7 @@ std::vector<Verb> OrderVerbs() {
        .arguments = {{.name = "RUN"}},
        .brief = "continue a parked run",
        .run = ResumeRun},
+      RollbackVerb(),
       {.name = "adopt",
        .arguments = {{.name = "RUN", .optional = true}},
        .brief = "continue runs of a coordinator that has lost its store",

@@ -22,6 +22,7 @@
 #include "base/peer_text.h"
 #include "cli/group_text.h"
 #include "cli/table.h"
+#include "cli/versions_table.h"
 #include "proto/enum_text.h"
 
 namespace cadre {
@@ -398,6 +399,7 @@ std::string OverviewText(const v1::StatusReply& status, const std::string& coord
   AppendPart("Runs", RunsTable(status.runs()), out);
   AppendPart("Metrics", MetricsTable(status.runs()), out);
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
+  AppendPart("Kept versions", VersionsTable(status.runs()), out);
   AppendPart("Warnings", WarningsTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
   AppendPart("Workers", WorkersTable(status.workers(), /*wide=*/true), out);
@@ -411,6 +413,7 @@ std::string RunDetailsText(const v1::StatusReply& status) {
   std::string out = RunsTable(status.runs());
   AppendPart("Metrics", MetricsTable(status.runs()), out);
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
+  AppendPart("Kept versions", VersionsTable(status.runs()), out);
   AppendPart("Warnings", WarningsTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
   AppendPart("Collectives", CollectivesTable(status.groups()), out);

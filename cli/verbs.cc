@@ -296,6 +296,8 @@ std::vector<Verb> FileVerbs() {
        .arguments = {{.name = "RUN|CHECKPOINT", .kind = kFolder}},
        .flags =
            {OutputFlag("the file of weights to write").Fallback("weights.safetensors"),
+            {"version", kCount, "VERSION",
+             "a version that is kept, as 'cadre status' shows; default: the newest"},
             {"hf", kFolder, "DIR",
              "write a folder that transformers or peft read, instead of a file"},
             {"from", kFolder, "FOLDER",

@@ -22,6 +22,11 @@ ENDED = ("RUN_STATE_DONE", "RUN_STATE_FAILED", "RUN_STATE_STOPPED")
 RunSpec = Union[Mapping[str, Any], os.PathLike]
 
 
+def has_ended(status: Mapping[str, Any]) -> bool:
+    """Whether nothing more happens without an operator: a run that has diverged is parked."""
+    return status["state"] in ENDED or bool(status.get("diverged"))
+
+
 def is_run_file(run: str | RunSpec) -> bool:
     """Whether this is the path of a run file, and neither the id or name of a run nor a mapping."""
     return isinstance(run, os.PathLike) or (
@@ -119,7 +124,7 @@ class Client:
             if now != seen:
                 seen = now
                 yield status
-            if status["state"] in ENDED:
+            if has_ended(status):
                 return
             time.sleep(interval)
 
@@ -155,7 +160,7 @@ class Client:
         while True:
             status = self.run_status(run)
             run = status["run"]  # its name may stand for a newer run later
-            if status["state"] in ENDED:
+            if has_ended(status):
                 return status
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"run {run} is {status['state']} after {timeout} s")

@@ -1,4 +1,4 @@
-// Tests `cadre adopt`, `cadre resume` and `cadre delete` with a fake coordinator.
+// Tests `cadre adopt`, `cadre resume`, `cadre rollback` and `cadre delete` with a fake coordinator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,6 +23,12 @@ class FakeRuns final : public v1::Runs::Service {
     if (request->run() == "run-1") return grpc::Status::OK;
     return ToGrpc(absl::FailedPreconditionError("run run-2 is not parked"));
   }
+  grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest* request,
+                        v1::RollbackReply*) override {
+    rollback = *request;
+    if (request->version() == 16) return grpc::Status::OK;
+    return ToGrpc(absl::FailedPreconditionError("those that are kept: 17, 16, 8"));
+  }
   grpc::Status Delete(grpc::ServerContext*, const v1::DeleteRequest* request,
                       v1::DeleteReply*) override {
     if (request->run() == "run-1") return grpc::Status::OK;
@@ -40,6 +46,8 @@ class FakeRuns final : public v1::Runs::Service {
     other.set_problem("shard 1 of 2 is missing");
     return grpc::Status::OK;
   }
+
+  v1::RollbackRequest rollback;
 };
 
 TEST(AdoptTest, CallsCoordinator) {
@@ -58,6 +66,17 @@ TEST(AdoptTest, CallsCoordinator) {
   const Result refused = Call(absl::StrCat("resume run-2", address));
   EXPECT_NE(refused.exit_code, kExitOk);
   EXPECT_THAT(refused.err, HasSubstr("not parked"));
+
+  const Result back = Call(absl::StrCat("rollback run-1 --to 16 --leave-out 0,2", address));
+  EXPECT_EQ(back.exit_code, kExitOk) << back.err;
+  EXPECT_THAT(back.err, HasSubstr("run run-1 continues from version 16 without groups 0,2"));
+  EXPECT_THAT(coordinator.rollback.leave_out(), ::testing::ElementsAre(0, 2));
+  const Result unknown = Call(absl::StrCat("rollback run-1 --to 3", address));
+  EXPECT_NE(unknown.exit_code, kExitOk);
+  EXPECT_THAT(unknown.err, HasSubstr("those that are kept: 17, 16, 8"));
+  EXPECT_EQ(Call(absl::StrCat("rollback run-1", address)).exit_code, kExitUsage);
+  EXPECT_EQ(Call(absl::StrCat("rollback run-1 --to 16 --leave-out x", address)).exit_code,
+            kExitUsage);
 
   EXPECT_EQ(Call(absl::StrCat("delete run-1", address)).exit_code, kExitOk);
   const Result live = Call(absl::StrCat("delete run-2", address));

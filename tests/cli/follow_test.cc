@@ -207,6 +207,12 @@ TEST(HasEndedTest, EndStates) {
   EXPECT_FALSE(HasEnded(v1::RUN_STATE_QUEUED));
   EXPECT_FALSE(HasEnded(v1::RUN_STATE_FINISHING));
   EXPECT_FALSE(HasEnded(v1::RUN_STATE_PARKED)) << "it can be resumed";
+  v1::RunStatus run;
+  run.set_state(v1::RUN_STATE_PARKED);
+  EXPECT_FALSE(HasEnded(run));
+  run.set_diverged(true);
+  EXPECT_TRUE(HasEnded(run)) << "it goes on only if an operator decides how";
+  EXPECT_FALSE(HasSucceeded(run));
 }
 
 }  // namespace
