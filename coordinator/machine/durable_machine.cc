@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -33,8 +34,9 @@ absl::StatusOr<std::map<std::string, std::string>> ReadRecords(Store& store) {
   for (const auto& [key, bytes] : records) {
     v1::RunRecord run;
     if (!absl::StartsWith(key, kRunPrefix) || !run.ParseFromString(bytes)) continue;
-    for (uint32_t round = run.version() - std::min(run.version(), 1U); round <= run.version() + 1;
-         ++round) {
+    std::set<uint32_t> rounds(run.kept().begin(), run.kept().end());
+    rounds.insert({run.version() - std::min(run.version(), 1U), run.version(), run.version() + 1});
+    for (const uint32_t round : rounds) {
       const std::string commit = CommitKey(run.run(), round);
       CADRE_ASSIGN_OR_RETURN(auto value, store.Get(commit));
       if (value.has_value()) commits[commit] = *std::move(value);
