@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kLong = absl::Seconds(120);
+constexpr absl::Duration kLong = absl::Seconds(60);
 
 class RollbackTest : public ::testing::Test {
  protected:
@@ -98,11 +98,10 @@ TEST_F(RollbackTest, RunContinuesFromAnOlderVersion) {
   ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
   ASSERT_EQ(cluster_.StartAggregator("aggregator-1"), absl::OkStatus());
   std::string text;
-  ASSERT_TRUE(
-      cluster_
-          .Await([&](const auto&) { return !(text = EventOf("copy of version 10")).empty(); },
-                 kLong, "version 10 is copied")
-          .ok());
+  const auto copied =
+      cluster_.Await([&](const auto&) { return !(text = EventOf("copy of version 10")).empty(); },
+                     kLong, "version 10 is copied");
+  ASSERT_TRUE(copied.ok()) << copied.status() << "\n" << Call({"events", run_});
   EXPECT_THAT(text, HasSubstr("of step 40"));
   uint32_t copy = 0;
   ASSERT_EQ(sscanf(text.c_str(), "version %u is", &copy), 1);
