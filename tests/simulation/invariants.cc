@@ -62,6 +62,7 @@ uint32_t NewestGeneration(const Invariants::Store& store) {
 // ---- The coordinator's store
 
 void Invariants::OnTransaction(size_t coordinator, const Store& before, const Store& after) {
+  record_checks_.OnTransaction(before, after);
   View& view = views_[coordinator];
   bool groups_changed = false;
   const auto meta = [](const Store& store) {
@@ -305,6 +306,10 @@ void Invariants::CheckRunEnd(const v1::RunRecord& record) {
     world_.Violate(record.run(), " is done, but its last version is not completely evaluated: ",
                    record.test().ShortDebugString());
   }
+  // Groups report one label per sample, of which at most half are correct.
+  if (record.test().accuracy() > 0.5) {
+    world_.Violate(record.run(), " counts parts of its evaluation twice");
+  }
 }
 
 // One host cannot end a run that another host could train; the run cannot know better if there is
@@ -509,6 +514,7 @@ void Invariants::OnSubmitted(const Store& store, const std::string& run) {
 }
 
 void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& message) {
+  record_checks_.OnSent(store, message);
   if (message.has_apply() && message.apply().seed()) {
     OnSeed(store, message.apply());
   } else if (message.has_apply()) {

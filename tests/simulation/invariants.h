@@ -32,6 +32,7 @@
 #include "proto/cadre/v1/records.pb.h"
 #include "server/ledger.h"
 #include "tests/simulation/model.h"
+#include "tests/simulation/record_checks.h"
 #include "tests/simulation/world.h"
 
 namespace cadre::simulation {
@@ -41,7 +42,9 @@ class Invariants {
   using Store = std::map<std::string, std::string>;
 
   Invariants(World& world, std::function<size_t()> connected_workers)
-      : world_(world), connected_workers_(std::move(connected_workers)) {}
+      : world_(world),
+        connected_workers_(std::move(connected_workers)),
+        record_checks_(world, [this](const std::string& run) { return IsRestored(run); }) {}
 
   // ---- The coordinator
   // The store of the coordinator with this number has changed from `before` to `after`.
@@ -149,6 +152,7 @@ class Invariants {
 
   World& world_;
   const std::function<size_t()> connected_workers_;
+  RecordChecks record_checks_;
 
   std::map<uint32_t, Generation> generations_;
   // By number of the coordinator.

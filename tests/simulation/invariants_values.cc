@@ -155,6 +155,7 @@ void Invariants::ChooseRival(const std::pair<std::string, uint32_t>& version, In
 void Invariants::OnStaged(const std::string& aggregator, const v1::ContributionHeader& header,
                           const Values& values) {
   const ContributionKey key = ContributionKey::Of(header);
+  record_checks_.OnStaged(header);
   if (!header.seed() && header.ranges_size() > 0) RecordContribution(header, values);
   acknowledged_.insert({key, aggregator});
   kept_.insert({key, aggregator});
