@@ -57,6 +57,7 @@
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "kernels/codec/coding.h"
 #include "server/archive.h"
 #include "server/checked_file.h"
 
