@@ -51,11 +51,12 @@ void RecordChecks::OnTransaction(const Store& before, const Store& after) {
     if (old != before.end() && old->second == it->second) continue;
     v1::CommitRecord commit;
     commit.ParseFromString(it->second);
-    if (commit.round() == 0 || is_restored_(commit.run())) continue;
+    if (commit.participants().empty() || is_restored_(commit.run())) continue;
     const v1::RunRecord run = RunOf(after, commit.run());
     if (old == before.end()) CheckRound(run, commit);
     if (commit.committed() && run.version() == commit.round()) {
       CheckVersion(RunOf(before, commit.run()), run, commit);
+      CheckSuccess(after, commit);
     }
   }
 }
@@ -96,6 +97,21 @@ void RecordChecks::CheckVersion(const v1::RunRecord& before, const v1::RunRecord
   if (after.step() < std::min<uint64_t>(before.step() + steps, boundary)) {
     world_.Violate(Describe(commit), " goes from step ", before.step(), " to ", after.step(),
                    ", but a group has trained ", steps, " steps");
+  }
+}
+
+void RecordChecks::CheckSuccess(const Store& after, const v1::CommitRecord& commit) {
+  for (const v1::Participant& in : commit.participants()) {
+    const auto group = RecordIn<v1::GroupRecord>(after, GroupKey(commit.run(), in.group()));
+    if (group.generation() != in.generation() || !group.started()) continue;
+    for (const std::string& id : group.members()) {
+      const auto member = RecordIn<v1::MemberRecord>(after, MemberKey(id));
+      const auto standing =
+          RecordIn<v1::StandingRecord>(after, StandingKey(member.host(), member.name()));
+      if (standing.failed().failures() == 0) continue;
+      world_.Violate("worker ", id, " has ", standing.failed().failures(),
+                     " failures on record, although ", Describe(commit), " includes its group");
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 //   - samples and step of a run are those of its commits
 //   - a Decision says that a contribution was included exactly if the commit record names the group
 //   - the next boundary is one round away, or less by speed and at the end
+//   - workers whose group is in a new version have no failures on record
 //   - each generation has a key of its own, and aggregators receive the key of the group that has
 //   it
 //
@@ -43,6 +44,7 @@ class RecordChecks {
   void CheckRound(const v1::RunRecord& run, const v1::CommitRecord& commit);
   void CheckVersion(const v1::RunRecord& before, const v1::RunRecord& after,
                     const v1::CommitRecord& commit);
+  void CheckSuccess(const Store& after, const v1::CommitRecord& commit);
   void CheckDecision(const Store& store, const v1::Decision& decision);
   void CheckBoundary(const v1::RunRecord& run, const v1::RankSlot& place, uint32_t step,
                      uint32_t next_step);
