@@ -118,9 +118,11 @@ def run_all(mutants, tests, simulation, options):
             mutant, verdict = running[done], done.result()
             verdicts[mutant["number"]] = verdict
             found = sum(any(v.values()) for v in verdicts.values())
-            if sys.stderr.isatty() or len(verdicts) % 20 == 0:
-                end = "\r" if sys.stderr.isatty() else "\n"
-                print(f"{len(verdicts)} of {len(mutants)} mutants, {found} found", end=end, file=sys.stderr, flush=True)
+            if sys.stderr.isatty():
+                print(f"\r{len(verdicts)} of {len(mutants)} mutants, {found} found", end="", file=sys.stderr, flush=True)
+            else:
+                how = verdict["unit"] or verdict["simulation"] or "survived"
+                print(f"{len(verdicts)}/{len(mutants)} {id_of(mutant)}: {how}", file=sys.stderr, flush=True)
     return verdicts
 
 
