@@ -1,7 +1,7 @@
 """Mutants that no test can find, because they behave like the original. run.py does not draw them.
 
-Each entry was reviewed. `before` is the text of the mutated node (run.py --list shows it), `after` what the mutant
-makes of it.
+Each entry was reviewed. `text` is a part of the source line, `before` the mutated expression (run.py --list shows
+it), and `after` what the mutant makes of it.
 """
 
 import dataclasses
@@ -10,9 +10,24 @@ import dataclasses
 @dataclasses.dataclass(frozen=True)
 class Equivalent:
     path: str
+    text: str
     before: str
     after: str
     reason: str
 
+    def fits(self, path, text, before, after):
+        def flat(code):
+            return " ".join(code.split())
 
-EQUIVALENT = ()
+        return (path == self.path and self.text in text and flat(before) == flat(self.before) and
+                flat(after) == flat(self.after))
+
+
+EQUIVALENT = (
+    Equivalent("member/rank_protocol.cc", "const bool agrees", "step_ < next_step_", "step_ <= next_step_",
+               "where both are equal, the next operand, agree < next_step_ - step_, is false"),
+    Equivalent("coordinator/run/stale_record.cc", "if (!report.has_open()",
+               "!report.has_open() || report.open().lineage() != run.record().lineage()",
+               "report.open().lineage() != run.record().lineage()",
+               "without an order the lineage is empty, which that of no run is"),
+)

@@ -20,6 +20,7 @@ import os
 import pathlib
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,38 +34,47 @@ MEMORY = 4 << 30
 
 
 class Program:
-    """A program with all mutants, the mutants that it reaches, and how long it may take."""
+    """A program with all mutants, the mutants that it reaches, and how much time it may take.
+
+    The limit is one of processor time, so that a busy machine changes no verdict; one of time ends programs that wait.
+    """
 
     def __init__(self, folder, name, arguments):
         self.name = name
         self.command = [str(folder / name), *arguments]
+        self.processor_limit, self.limit = 600, 1200
         with tempfile.NamedTemporaryFile(mode="r") as reached:
-            begin = time.monotonic()
-            result = self.execute({"CADRE_MUTANTS_REACHED": reached.name}, limit=600)
-            self.limit = 20 + 6 * (time.monotonic() - begin)
-            if result is None or result.returncode != 0:
-                sys.exit(f"run.py: {name} fails without a mutant:\n{result.stdout if result else 'timeout'}")
+            begin, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            found, output = self.execute({"CADRE_MUTANTS_REACHED": reached.name})
+            if found:
+                sys.exit(f"run.py: {name} fails without a mutant ({found}):\n{output}")
+            used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used
+            self.processor_limit, self.limit = round(5 + 4 * used), 60 + 10 * (time.monotonic() - begin)
             self.reached = set(map(int, reached.read().split()))
 
-    def execute(self, variables, limit):
-        """The completed process, or None after the time limit."""
+    def set_limits(self):
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (self.processor_limit, self.processor_limit + 1))
+
+    def execute(self, variables):
+        """How the program fails, or an empty text; and its output."""
         with tempfile.TemporaryDirectory() as folder:
             try:
-                return subprocess.run(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                      errors="replace", timeout=limit, cwd=folder, check=False,
-                                      env={**os.environ, "TMPDIR": folder, "TEST_TMPDIR": folder, **variables},
-                                      preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)))
+                result = subprocess.run(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                        errors="replace", timeout=self.limit, cwd=folder, check=False,
+                                        env={**os.environ, "TMPDIR": folder, "TEST_TMPDIR": folder, **variables},
+                                        preexec_fn=self.set_limits)
             except subprocess.TimeoutExpired:
-                return None
+                return "timeout", ""
+        if result.returncode == -signal.SIGXCPU:
+            return "timeout", result.stdout
+        return (self.name if result.returncode != 0 else ""), result.stdout
 
     def finds(self, mutant):
         """How the program finds the mutant, or an empty text; and its output."""
         if mutant["number"] not in self.reached:
             return "", "not reached"
-        result = self.execute({"CADRE_MUTANT": str(mutant["number"])}, self.limit)
-        if result is None:
-            return "timeout", ""
-        return (self.name if result.returncode != 0 else ""), result.stdout
+        return self.execute({"CADRE_MUTANT": str(mutant["number"])})
 
 
 def id_of(mutant):
@@ -80,8 +90,7 @@ def change(mutant):
 
 
 def is_equivalent(mutant):
-    return any((entry.path, one_line(entry.before), one_line(entry.after)) ==
-               (mutant["path"], one_line(mutant["before"]), one_line(mutant["after"]))
+    return any(entry.fits(mutant["path"], mutant["text"], mutant["before"], mutant["after"])
                for entry in equivalent.EQUIVALENT)
 
 

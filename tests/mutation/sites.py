@@ -43,11 +43,13 @@ class Mutant:
     path: str
     line: int
     column: int
+    # The source line.
+    text: str
     kind: str
     before: str
     after: str
+    number: int
     name: str = ""
-    number: int = 0
 
     @property
     def id(self):
@@ -83,6 +85,7 @@ class Instrumenter:
     def __init__(self, path, source, take_number):
         self.path = path
         self.source = source
+        self.lines = source.decode().splitlines()
         self.take_number = take_number
         self.mutants = []
         self._edits = []
@@ -107,11 +110,14 @@ class Instrumenter:
             position = end
         return b"".join(parts + [self.source[position:]])
 
-    def _add(self, kind, node, after, name=""):
-        row, column = node.start_point
-        mutant = Mutant(self.path, row + 1, column + 1, kind, text_of(node), after, name, self.take_number())
-        self.mutants.append(mutant)
-        return mutant.number
+    def _add(self, kind, node, after, before=None):
+        return self._add_at(*node.start_point, kind, before or text_of(node), after)
+
+    def _add_at(self, row, column, kind, before, after, name=""):
+        number = self.take_number()
+        text = self.lines[row].strip()
+        self.mutants.append(Mutant(self.path, row + 1, column + 1, text, kind, before, after, number, name))
+        return number
 
     # ---- Sites
 
@@ -204,10 +210,7 @@ class Instrumenter:
                     self._drop(operator, node, operand, rest)
 
     def _drop(self, operator, node, operand, rest):
-        row, column = operand.start_point
-        mutant = Mutant(self.path, row + 1, column + 1, "drop", text_of(node), text_of(rest), "", self.take_number())
-        self.mutants.append(mutant)
-        active = f"{NAMESPACE}Is({mutant.number})"
+        active = f"{NAMESPACE}Is({self._add('drop', operand, text_of(rest), before=text_of(node))})"
         self._wrap(operand, f"({active} || (" if operator == "&&" else f"(!{active} && (", "))")
 
     def _number_literal(self, node):
@@ -252,10 +255,8 @@ class Instrumenter:
         start = self.source.find(old.encode())
         if start < 0 or self.source.find(old.encode(), start + 1) >= 0:
             raise ValueError(f"{self.path}: planted bug '{name}': the text is not there exactly once:\n{old}")
-        line = self.source.count(b"\n", 0, start) + 1
-        mutant = Mutant(self.path, line, 1, "planted", old, new, name, self.take_number())
-        self.mutants.append(mutant)
-        active = f"{NAMESPACE}Is({mutant.number})"
+        row = self.source.count(b"\n", 0, start)
+        active = f"{NAMESPACE}Is({self._add_at(row, 0, 'planted', old, new, name)})"
         new = " ".join(new.split())
         place = Span(start, start + len(old.encode()))
         if old.rstrip().endswith((";", "}")):
