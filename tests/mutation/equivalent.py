@@ -30,4 +30,12 @@ EQUIVALENT = (
                "!report.has_open() || report.open().lineage() != run.record().lineage()",
                "report.open().lineage() != run.record().lineage()",
                "without an order the lineage is empty, which that of no run is"),
+    Equivalent("coordinator/run/run.cc", "const bool due = known", "known && EvaluationDue(record(), step)",
+               "EvaluationDue(record(), step)", "no evaluation is due in a run without samples: EvaluationDue says so"),
+    Equivalent("coordinator/run/identical_batches.cc", "times.has_loss()", "times.has_loss() && times.loss() != 0",
+               "times.loss() != 0", "the default of a loss that is not set is 0"),
+    Equivalent("coordinator/machine/machine_status.cc", "uint32_t group = 0;", "0", "1",
+               "the first page begins before run 1, because no run has the number 0"),
+    Equivalent("member/state_vault.cc", "int64_t received = 0;", "0", "1",
+               "one more value at the end of the memory of a snapshot, which no position refers to"),
 )
