@@ -15,6 +15,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+TEST_F(LedgerTest, UnknownRunIsClosed) { EXPECT_TRUE(ledger_.IsClosed("unknown")); }
+
 TEST_F(LedgerTest, ApplyNeedsExactCover) {
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{}})), HasSubstr("not staged position 0"));
   StageAll({.rank = 0}, 0, 8);

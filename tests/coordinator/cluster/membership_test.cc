@@ -45,6 +45,17 @@ TEST(MembershipTest, LeaseIsRenewed) {
   EXPECT_THAT(members.Expired(kStart + absl::Seconds(15)), ElementsAre("w1"));
 }
 
+TEST(MembershipTest, ProgramOfARemovedRankHasChanged) {
+  Membership members(kLease);
+  v1::MemberRecord rank = Record("w1", v1::ROLE_WORKER, "a", "p1");
+  rank.mutable_reservation()->set_program("program");
+  members.Add(rank, kStart);
+  EXPECT_THAT(members.TakeChangedPrograms(), ElementsAre("program"));
+  EXPECT_THAT(members.TakeChangedPrograms(), IsEmpty());
+  members.Remove("w1");
+  EXPECT_THAT(members.TakeChangedPrograms(), ElementsAre("program"));
+}
+
 TEST(MembershipTest, OneStreamAtATime) {
   Membership members(kLease);
   Member& member = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);
