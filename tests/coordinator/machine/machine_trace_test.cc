@@ -264,6 +264,22 @@ TEST(GroupTraceTest, LargeEventIsLeftOut) {
   EXPECT_EQ(trace.Reply().ranks(0).dropped(), 1u);
 }
 
+TEST(GroupTraceTest, EventsFillTheirShare) {
+  v1::Traced traced;
+  traced.add_events()->set_name("event");
+  traced.add_events()->set_name("event");
+  // The bytes of one event.
+  size_t fits = 1;
+  const auto count = [&](size_t max_bytes) {
+    GroupTrace trace({.ranks = 1, .max_bytes = max_bytes});
+    trace.Take(traced, "", "");
+    return trace.Reply().ranks(0).events_size();
+  };
+  while (count(fits) == 0) ++fits;
+  EXPECT_EQ(count(2 * fits - 1), 1);
+  EXPECT_EQ(count(2 * fits), 2);
+}
+
 TEST(GroupTraceTest, ExcessEventsAreCounted) {
   const size_t max_bytes = 2000;
   GroupTrace trace({.ranks = 2, .max_bytes = max_bytes});
