@@ -6,6 +6,7 @@
 #include "coordinator/run/run_rules.h"
 #include "coordinator/store/keys.h"
 #include "model/coding.h"
+#include "model/data_position.h"
 #include "tests/simulation/describe.h"
 
 namespace cadre::simulation {
@@ -75,6 +76,14 @@ void RecordChecks::CheckRound(const v1::RunRecord& run, const v1::CommitRecord& 
     }
     sum += in.samples();
   }
+  const v1::SampleDivision before = DivisionOf(run);
+  const v1::SampleDivision& next = commit.division();
+  const bool divided = commit.has_division() && next.groups() != before.groups();
+  const uint64_t position = PositionAt(before, commit.step(), BatchOf(run.spec()));
+  if (divided && (next.step() != commit.step() || next.position() != position)) {
+    world_.Violate(Describe(commit), " of step ", commit.step(), " divides the samples from step ",
+                   next.step());
+  }
   if (commit.samples() != sum) {
     world_.Violate(Describe(commit), " has ", commit.samples(), " samples, its participants ", sum);
   }
@@ -136,7 +145,11 @@ void RecordChecks::OnSent(const Store& store, const v1::CoordinatorMessage& mess
 void RecordChecks::CheckDecision(const Store& store, const v1::Decision& decision) {
   const v1::RankSlot& place = decision.place();
   if (!decision.adopt()) return;
-  CheckBoundary(RunOf(store, place.run()), place, decision.step(), decision.next_step());
+  const v1::RunRecord run = RunOf(store, place.run());
+  CheckBoundary(run, place, decision.step(), decision.next_step());
+  if (decision.next_step() > 0 && decision.fragment() != FragmentAfter(run, run.version())) {
+    world_.Violate("Decision ", Describe(place), " names fragment ", decision.fragment());
+  }
   const auto commit = RecordIn<v1::CommitRecord>(store, CommitKey(place.run(), decision.version()));
   // A rebuilt record may lack its participants.
   if (decision.round() != decision.version() || is_restored_(place.run())) return;
