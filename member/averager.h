@@ -113,7 +113,7 @@ class Averager {
   // until the decision on it is known.
   absl::Status KeepCarried();
   absl::Status KeepStaged(uint32_t version);
-  // Of what may be kept, keeps what follows from the decision on the contribution to `round`, with
+  // Keeps what follows, of what may be kept, from the decision on the contribution to `round`, with
   // which the group continues from `version`. Returns as ShardExchange::Adopt.
   uint32_t Settle(uint32_t round, uint32_t version, bool included,
                   std::vector<std::vector<float>>& tensors) const;

@@ -124,9 +124,9 @@ class ShardExchange {
   // Stores what is added to the change of the next contribution, in order of positions. Requires:
   // KeepsChanges. Errors: those of the coder.
   absl::Status Carried(std::vector<float>* values) const;
-  // Of the last contribution, which must be staged, or at least begun to be staged by a coder: the
-  // change, and what its code has left out, in order of positions, of which Adopt will carry a
-  // share; and what is carried of values that the contribution did not exchange, if it was a
+  // The change of the last contribution, which must be staged, or at least begun to be staged by a
+  // coder, and what its code has left out, in order of positions: Adopt will carry a share of one
+  // of them. And what is carried of values that the contribution did not exchange, if it was a
   // fragment.
   struct Keepable {
     std::vector<float> change;

@@ -20,8 +20,8 @@ namespace {
 constexpr absl::Duration kProbeEvery = absl::Seconds(1);
 constexpr absl::Duration kRoomTime = absl::Minutes(1);
 
-// All records that the machine is restored from. A run may have many commits; only the newest and
-// the ones next to it are needed.
+// All records that the machine is restored from. A run may have many commits; only the newest, the
+// ones next to it, and those of the versions that are kept are needed.
 absl::StatusOr<std::map<std::string, std::string>> ReadRecords(Store& store) {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix :

@@ -50,11 +50,15 @@ void Commits::Load(const v1::CommitRecord& commit, uint32_t version) {
   }
 }
 
-// Groups that do not take part keep what the version before includes of them.
+// Groups that do not take part keep what the version before includes of them, or that of which the
+// version is a copy.
 void Commits::Begin(v1::CommitRecord commit, int shards) {
   std::map<uint32_t, Included> included;
-  if (newest_.has_value()) {
-    for (const Included& before : newest_->included()) included[before.group()] = before;
+  const v1::CommitRecord* const base = commit.has_restores() ? Find(commit.restores())
+                                       : newest_.has_value() ? &*newest_
+                                                             : nullptr;
+  if (base != nullptr) {
+    for (const Included& before : base->included()) included[before.group()] = before;
   }
   for (const v1::Participant& participant : commit.participants()) {
     Included& newest = included[participant.group()];

@@ -91,7 +91,7 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   // Samples of the groups that know their loss.
   double samples = 0;
   MetricMeans metrics;
-  // Of the largest step.
+  // Those of the largest step.
   std::vector<double> rates;
   absl::Time last = absl::InfinitePast();
   for (const auto& [group, arrival] : arrivals_) {

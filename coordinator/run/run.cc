@@ -58,7 +58,14 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
                .aggregators = aggregators_},
               context),
       attribution_(*this, slots_, data_sizes_, rounds_, groups_, context),
-      data_(*this, stored_, data_sizes_, evaluation_, groups_, attribution_, cluster_) {
+      data_(*this, stored_, data_sizes_, evaluation_, groups_, attribution_, cluster_),
+      parking_(*this, stored_,
+               {.evaluation = evaluation_,
+                .rounds = rounds_,
+                .aggregators = aggregators_,
+                .groups = groups_,
+                .attribution = attribution_},
+               cluster_) {
   groups_.UpdateDemand();
 }
 
@@ -125,7 +132,7 @@ void Run::OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
   const std::optional<std::string> reason = attribution_.OnGroupFailed(member, failed);
   // Without averaging there is no version to which it could return.
   if (reason.has_value() && failed.cause() == v1::FAILURE_CAUSE_DIVERGED && averages()) {
-    ParkDiverged(*reason);
+    parking_.ParkDiverged(*reason);
   } else {
     Fail(reason);
   }
@@ -217,7 +224,7 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
   if (!opened.error().empty()) {
     const std::string reason = absl::StrCat("aggregator ", member.record.name(),
                                             " cannot create version 0: ", opened.error());
-    if (commits().newest().has_value()) return Park({opened.shard(), reason});
+    if (commits().newest().has_value()) return parking_.Park({opened.shard(), reason});
     return End(v1::RUN_STATE_FAILED, reason);
   }
   const uint32_t newest = record().version() + (committing() ? 1 : 0);
@@ -233,7 +240,7 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
     return;
   }
   if (aggregators_.LoseContributions(applied)) {
-    if (const auto lost = aggregators_.Restore()) Park(*lost);
+    if (const auto lost = aggregators_.Restore()) parking_.Park(*lost);
   }
   if (!aggregators_.OnRestoringApplied(applied)) return;
   // A duplicate, or an answer for an earlier round.
@@ -241,7 +248,7 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
   // The round was closed differently by another coordinator, with a copy of the store.
   if (applied.refusal() == v1::REFUSAL_CLOSED_ROUND) return FallBehind(applied.round());
   if (!applied.error().empty() && commits().closing()->has_restores()) {
-    return Park(
+    return parking_.Park(
         {applied.shard(), absl::StrCat("aggregator ", member.record.name(), " cannot roll shard ",
                                        applied.shard(), " back: ", applied.error())});
   }
@@ -291,6 +298,21 @@ void Run::FinishCommit() {
   if (evaluation_.complete()) FinishEvaluation();
 }
 
+absl::Status Run::CheckNotBehind() const {
+  if (!behind()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("run ", id(), ": ", WaitReason()));
+}
+
+absl::Status Run::Resume() {
+  CADRE_RETURN_IF_ERROR(CheckNotBehind());
+  return parking_.Resume();
+}
+
+absl::Status Run::RollBack(uint32_t version, const std::vector<uint32_t>& leave_out) {
+  CADRE_RETURN_IF_ERROR(CheckNotBehind());
+  return parking_.RollBack(version, leave_out);
+}
+
 bool Run::Form(std::vector<std::string>& idle) {
   if (chooses_shards() && !groups_.ChooseAggregators(idle)) return false;
   if (const absl::Status formed = groups_.Form(idle); !formed.ok()) {
@@ -301,10 +323,10 @@ bool Run::Form(std::vector<std::string>& idle) {
 
 void Run::Advance() {
   attribution_.JudgeReports();
-  if (const auto lost = aggregators_.Restore()) Park(*lost);
+  if (const auto lost = aggregators_.Restore()) parking_.Park(*lost);
   // The end of an evaluation waits for lost shards.
   if (averages() && shards_open() && evaluation_.complete()) FinishEvaluation();
-  if (!live() || AdvanceRollback()) return;
+  if (!live() || parking_.AdvanceRollback()) return;
   groups_.MaybeStart();
   if (const Round::Away away = attribution_.Away(); rounds_.MayClose(away)) {
     for (const uint32_t group : rounds_.LeftOut()) {

@@ -13,7 +13,7 @@
 //   attribution     who caused a failure, and what follows; stalls
 //   data_agreement  the data, by the numbers of samples that hosts see
 //   stale_record    a record that is older than the values on the aggregators
-//   run_rollback    parking, resuming and rolling back: a part of Run itself
+//   run_parking     parking, resuming and rolling back
 //   run_view        what the parts see of one another
 //   run_status      what the state machine sees
 //
@@ -40,6 +40,7 @@
 #include "coordinator/run/run_context.h"
 #include "coordinator/run/run_evaluation.h"
 #include "coordinator/run/run_groups.h"
+#include "coordinator/run/run_parking.h"
 #include "coordinator/run/run_rounds.h"
 #include "coordinator/run/run_status.h"
 #include "coordinator/run/slots.h"
@@ -141,15 +142,7 @@ class Run final : public RunWithStatus {
   void FinishCommit();
   // Ends the evaluation, and the run if the stop rule is met.
   void FinishEvaluation();
-  // The run cannot continue without help.
-  void Park(absl::string_view cause, absl::string_view remedy);
-  void Park(const Aggregators::LostShard& lost);
-  void ParkDiverged(absl::string_view reason);
-  // Continues a parked run.
-  void Continue();
   absl::Status CheckNotBehind() const;
-  // Carries out a rollback that was ordered, as soon as it can be. Returns whether there is one.
-  bool AdvanceRollback();
   // Ends the run if there is a reason why it fails.
   void Fail(const std::optional<std::string>& reason);
   void End(v1::RunState state, absl::string_view reason);
@@ -166,6 +159,7 @@ class Run final : public RunWithStatus {
   DataSizes data_sizes_;
   Attribution attribution_;
   DataAgreement data_;
+  RunParking parking_;
   StaleRecord stale_;
   uint64_t revision_ = 0;
 };

@@ -26,9 +26,8 @@ class Operators {
         coordinators_(coordinators),
         invariants_(invariants),
         workers_(workers),
-        verbs_{&Operators::Scale, &Operators::Resume, &Operators::Delete,
-               &Operators::Adopt, &Operators::Cordon, &Operators::Read,
-               &Operators::RollBack} {}
+        verbs_{&Operators::Scale,  &Operators::Resume, &Operators::Delete,  &Operators::Adopt,
+               &Operators::Cordon, &Operators::Read,   &Operators::RollBack} {}
 
   void Start();
   void End();

@@ -1,17 +1,17 @@
-// Parking, resuming and rolling back. Part of Run.
-//
 // A rollback is ordered once, and carried out when the closing round, if there is one, is applied
 // and all shards are open. Until then the order is in the record of the run, so it survives the
 // coordinator, and a run that is parked meanwhile: `cadre resume` continues with it.
+#include "coordinator/run/run_parking.h"
+
 #include "absl/strings/str_cat.h"
-#include "coordinator/run/run.h"
 #include "coordinator/run/run_rules.h"
+#include "coordinator/run/run_view.h"
 
 namespace cadre {
 
 // A closing round is kept: with the disk restored, it can be finished.
-void Run::Park(absl::string_view cause, absl::string_view remedy) {
-  for (const Slot& slot : slots_) evaluation_.Free(slot);
+void RunParking::Park(absl::string_view cause, absl::string_view remedy) {
+  for (const Slot& slot : run_.slots()) evaluation_.Free(slot);
   v1::RunRecord& record = stored_.record();
   record.set_state(v1::RUN_STATE_PARKED);
   record.set_reason(absl::StrCat(cause, "; ", remedy));
@@ -23,37 +23,32 @@ void Run::Park(absl::string_view cause, absl::string_view remedy) {
   cluster_.Count("runs_parked");
 }
 
-void Run::Park(const Aggregators::LostShard& lost) {
+void RunParking::Park(const Aggregators::LostShard& lost) {
   Park(lost.reason, absl::StrCat("no live group can restore it; restore the disk of aggregator ",
-                                 record().shards(static_cast<int>(lost.shard)),
-                                 ", or start it again; then: cadre resume ", id()));
+                                 run_.record().shards(static_cast<int>(lost.shard)),
+                                 ", or start it again; then: cadre resume ", run_.id()));
 }
 
 // The newest version is the last one that is known to be good: nothing that diverged is in it. An
 // older one may have to be chosen if the run diverges again and again.
-void Run::ParkDiverged(absl::string_view reason) {
+void RunParking::ParkDiverged(absl::string_view reason) {
   stored_.record().set_diverged(true);
-  Park(reason, absl::StrCat("the run is parked at version ", record().version(),
-                            "; to train on from it: cadre resume ", id(),
-                            "; from an older version: cadre rollback ", id(), " --to VERSION"));
+  Park(reason,
+       absl::StrCat("the run is parked at version ", run_.record().version(),
+                    "; to train on from it: cadre resume ", run_.id(),
+                    "; from an older version: cadre rollback ", run_.id(), " --to VERSION"));
   attribution_.OnCommit();
 }
 
-absl::Status Run::CheckNotBehind() const {
-  if (!behind()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("run ", id(), ": ", WaitReason()));
-}
-
-absl::Status Run::Resume() {
-  if (const absl::Status known = CheckNotBehind(); !known.ok()) return known;
-  if (!parked()) {
-    return absl::FailedPreconditionError(absl::StrCat("run ", id(), " is not parked"));
+absl::Status RunParking::Resume() {
+  if (!run_.parked()) {
+    return absl::FailedPreconditionError(absl::StrCat("run ", run_.id(), " is not parked"));
   }
   Continue();
   return absl::OkStatus();
 }
 
-void Run::Continue() {
+void RunParking::Continue() {
   v1::RunRecord& record = stored_.record();
   record.clear_reason();
   record.clear_diverged();
@@ -66,8 +61,7 @@ void Run::Continue() {
   aggregators_.OpenAll();
 }
 
-absl::Status Run::RollBack(uint32_t version, const std::vector<uint32_t>& leave_out) {
-  if (const absl::Status known = CheckNotBehind(); !known.ok()) return known;
+absl::Status RunParking::RollBack(uint32_t version, const std::vector<uint32_t>& leave_out) {
   if (const absl::Status can = rounds_.versions().CheckRollback(version, leave_out); !can.ok())
     return can;
   const std::string text = absl::StrCat("the run is rolled back to version ", version);
@@ -75,14 +69,14 @@ absl::Status Run::RollBack(uint32_t version, const std::vector<uint32_t>& leave_
   stored_.record().clear_evaluating();
   rounds_.Reopen();
   rounds_.versions().OrderRollback(version, leave_out);
-  cluster_.ReportRun(v1::EVENT_KIND_ROLLBACK, id(), text);
+  cluster_.ReportRun(v1::EVENT_KIND_ROLLBACK, run_.id(), text);
   cluster_.Count("rollbacks_ordered");
   // A run that is not parked has its shards open already.
-  if (parked()) {
+  if (run_.parked()) {
     Continue();
     return absl::OkStatus();
   }
-  if (record().state() == v1::RUN_STATE_FINISHING) {
+  if (run_.record().state() == v1::RUN_STATE_FINISHING) {
     stored_.record().set_state(v1::RUN_STATE_RUNNING);
   }
   groups_.UpdateDemand();
@@ -90,14 +84,15 @@ absl::Status Run::RollBack(uint32_t version, const std::vector<uint32_t>& leave_
   return absl::OkStatus();
 }
 
-bool Run::AdvanceRollback() {
-  if (!record().has_rollback()) return false;
-  if (committing() || !shards().AllOpen()) return true;
-  if (const absl::Status kept = rounds_.versions().CheckKept(record().rollback()); !kept.ok()) {
+bool RunParking::AdvanceRollback() {
+  if (!run_.record().has_rollback()) return false;
+  if (run_.committing() || !run_.shards().AllOpen()) return true;
+  if (const absl::Status kept = rounds_.versions().CheckKept(run_.record().rollback());
+      !kept.ok()) {
     Park(absl::StrCat("the rollback is not possible: ", kept.message()),
-         absl::StrCat("to roll back to another version: cadre rollback ", id(),
-                      " --to VERSION; to continue with version ", record().version(),
-                      ": cadre resume ", id()));
+         absl::StrCat("to roll back to another version: cadre rollback ", run_.id(),
+                      " --to VERSION; to continue with version ", run_.record().version(),
+                      ": cadre resume ", run_.id()));
     stored_.record().clear_rollback();
     stored_.Save();
     return true;

@@ -1,0 +1,195 @@
+// Invariants of commit records. Part of Invariants.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/store/keys.h"
+#include "tests/simulation/describe.h"
+#include "tests/simulation/invariants.h"
+#include "tests/simulation/stored_records.h"
+
+namespace cadre::simulation {
+namespace {
+
+bool SameParticipants(const google::protobuf::RepeatedPtrField<v1::Participant>& a,
+                      const google::protobuf::RepeatedPtrField<v1::Participant>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const v1::Participant& x, const v1::Participant& y) {
+                      return x.SerializeAsString() == y.SerializeAsString();
+                    });
+}
+
+// Whether both commits make the version in the same way.
+bool SameMaking(const v1::CommitRecord& a, const v1::CommitRecord& b) {
+  return SameParticipants(a.participants(), b.participants()) &&
+         a.has_restores() == b.has_restores() && a.restores() == b.restores();
+}
+
+// Whether a commit without participants is the copy of a version that was committed.
+bool CheckCopy(World& world, const v1::CommitRecord& commit, bool is_committed) {
+  if (commit.participants().empty() != commit.has_restores()) {
+    world.Violate(Describe(commit), " has no participants, or is a copy and has some");
+  }
+  if (commit.has_restores() && !is_committed) {
+    world.Violate(Describe(commit), " restores version ", commit.restores(),
+                  ", which was never committed");
+    return false;
+  }
+  world.Count("rollbacks", commit.has_restores() ? 1 : 0);
+  return true;
+}
+
+}  // namespace
+
+// Whether the record is that of a version that aggregators reported after the record was lost.
+bool Invariants::IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& commit) {
+  const std::pair<std::string, uint32_t> version(commit.run(), commit.round());
+  const auto first = closed_.find(version);
+  if (!restored_.contains(commit.run()) || first == closed_.end()) return false;
+  // A round that was closed just now.
+  if (!commit.committed() && std::none_of(commit.digests().begin(), commit.digests().end(),
+                                          [](const auto& shard) { return shard.applied(); })) {
+    return false;
+  }
+  // A shard that was restored from a group does not have the order that made its version.
+  const bool known = !commit.participants().empty() || commit.has_restores();
+  if (known && !SameMaking(first->second, commit)) {
+    const bool lost = !written_.contains(version) || HasLostDisk(run);
+    if (!lost) world_.Violate(Describe(commit), " is rebuilt with other participants");
+    return !lost;
+  }
+  if (commit.committed()) committed_.emplace(version, commit.participants_size());
+  return true;
+}
+
+void Invariants::CheckNewCommit(const View& view, const Store& before, const Store& after,
+                                const v1::CommitRecord& commit) {
+  if (!after.contains(RunKey(commit.run()))) {
+    world_.Violate(Describe(commit), " has no run");
+    return;
+  }
+  const v1::RunRecord run = RunIn(after, RunKey(commit.run()));
+  if (!run.has_spec()) return;
+  if (commit.round() == 0) {
+    versions_[commit.run()][0] = InitialValues(run.spec());
+    shards_[commit.run()] = run.shards_size();
+    committed_[{commit.run(), 0}] = 0;
+    return;
+  }
+  if (IsRebuilt(run, commit)) return;
+  // A rollback is closed in the transaction in which the round before is committed.
+  const auto base = Read<v1::CommitRecord>(commit.has_restores() ? after : before,
+                                           CommitKey(commit.run(), commit.round() - 1));
+  // An older record may close a round again that no aggregator has applied.
+  const bool closed =
+      versions_[commit.run()].contains(commit.round()) && !restored_.contains(commit.run());
+  if (!base || !base->committed() || closed) {
+    world_.Violate(Describe(commit), " is closed out of order or twice");
+    return;
+  }
+  if (!CheckCopy(world_, commit, committed_.contains({commit.run(), commit.restores()}))) return;
+  const v1::RunRecord open = RunIn(before, RunKey(commit.run()));
+  for (int i = 0; i < commit.participants_size(); ++i) {
+    if (i > 0 && commit.participants(i).group() <= commit.participants(i - 1).group()) {
+      world_.Violate(Describe(commit), " is not in group order");
+    }
+    CheckParticipant(view, open, commit, commit.participants(i));
+  }
+  const std::pair<std::string, uint32_t> version(commit.run(), commit.round());
+  Rival made{commit, ValuesOf(run, commit)};
+  const auto other = closed_.find(version);
+  if (other == closed_.end()) {
+    closed_[version] = commit;
+    versions_[commit.run()][commit.round()] = std::move(made.values);
+  } else if (!SameMaking(other->second, commit)) {
+    world_.Count("rounds_closed_differently");
+    Rival first{other->second, versions_[commit.run()][commit.round()]};
+    if (!IsMade(version)) {
+      other->second = commit;
+      versions_[commit.run()][commit.round()] = std::move(made.values);
+      made = std::move(first);
+    }
+    rivals_[version].push_back(std::move(made));
+  }
+  world_.Count("rounds_closed");
+  world_.Count("rounds_closed_short",
+               commit.participants_size() < int64_t{GroupsOf(run.spec())} ? 1 : 0);
+}
+
+// The contribution of a group that has left (v1::Contributed.leaves) outlives its generation.
+void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
+                                  const v1::CommitRecord& commit, const v1::Participant& in) {
+  const auto it = generations_.find(in.generation());
+  const GroupKey slot{commit.run(), in.group()};
+  const auto current = view.current.find(slot);
+  const bool left = absl::c_any_of(run.left(), [&](const v1::Contributed& contributed) {
+    return contributed.round() == commit.round() && contributed.place().group() == in.group() &&
+           contributed.place().generation() == in.generation();
+  });
+  if (left) world_.Count("contributions_of_left_groups");
+  const bool lives = current != view.current.end() && current->second == in.generation();
+  if (it == generations_.end() || it->second.group != slot || !it->second.started ||
+      !(lives || left)) {
+    world_.Violate(Describe(commit), " includes generation ", in.generation(), " of group ",
+                   in.group(), ", which is not live");
+    return;
+  }
+  if (it->second.members.size() != in.ranks()) {
+    world_.Violate(Describe(commit), " has wrong ranks for group ", in.group());
+  }
+  const int shards = run.shards_size();
+  const std::vector<Interval> exchanged = PositionsOf(run.spec(), commit.fragment());
+  for (uint32_t rank = 0; rank < in.ranks(); ++rank) {
+    const std::vector<Interval> owned = OwnedSpans(run.spec(), rank, in.ranks());
+    for (int shard = 0; shard < shards; ++shard) {
+      const std::vector<Interval> parts =
+          PartsWithin(owned, SpanOfShard(run.spec(), shard, shards));
+      const bool has_part = absl::c_any_of(
+          exchanged, [&](Interval interval) { return !PartsWithin(parts, interval).empty(); });
+      if (!has_part) continue;
+      const ContributionKey key{commit.run(), commit.round(), in.group(), in.generation(), rank};
+      if (acknowledged_.count({key, run.shards(shard)}) == 0) {
+        world_.Violate(key.ToString(), " is committed, but shard ", shard,
+                       " never acknowledged it");
+      }
+    }
+  }
+}
+
+void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
+                                    const v1::CommitRecord& commit) {
+  // A record that was rebuilt from some reports is rebuilt when others arrive.
+  if (before.committed() && !restored_.contains(commit.run())) {
+    world_.Violate(Describe(commit), " was committed and is changed");
+  }
+  if (!SameMaking(before, commit) || before.step() != commit.step() ||
+      before.samples() != commit.samples()) {
+    world_.Violate(Describe(commit), " was closed and has changed");
+  }
+  // A record that was rebuilt from reports has only the digests, and not those of all shards.
+  std::map<uint32_t, uint64_t> digests;
+  for (const v1::ShardDigest& shard : before.digests()) {
+    if (shard.applied()) digests[shard.shard()] = shard.digest();
+  }
+  for (const v1::ShardDigest& shard : commit.digests()) {
+    const auto was = digests.find(shard.shard());
+    // A shard that has lost the version before, or the states of the outer optimizer, and needs
+    // them applies the round again.
+    const bool changed =
+        was != digests.end() && (!shard.applied() || was->second != shard.digest());
+    if (changed && !NeedsVersions(specs_[commit.run()])) {
+      world_.Violate(Describe(commit), " has changed the digest of shard ", shard.shard());
+    }
+  }
+  if (commit.committed() && commit.round() > 0) {
+    committed_[{commit.run(), commit.round()}] = commit.participants_size();
+    earlier_failures_[commit.run()] = std::exchange(failures_[commit.run()], {});
+    world_.Count("commits");
+  }
+}
+
+// ---- Messages of the coordinator
+
+}  // namespace cadre::simulation
