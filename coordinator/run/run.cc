@@ -35,6 +35,11 @@ bool RefuseReport(const Member& member, const Report& report, Cluster& cluster) 
   return true;
 }
 
+absl::Status CheckNotBehind(const RunWithStatus& run) {
+  if (!run.behind()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("run ", run.id(), ": ", run.WaitReason()));
+}
+
 }  // namespace
 
 Run::Run(const v1::RunRecord& record, const RunContext& context)
@@ -298,18 +303,13 @@ void Run::FinishCommit() {
   if (evaluation_.complete()) FinishEvaluation();
 }
 
-absl::Status Run::CheckNotBehind() const {
-  if (!behind()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("run ", id(), ": ", WaitReason()));
-}
-
 absl::Status Run::Resume() {
-  CADRE_RETURN_IF_ERROR(CheckNotBehind());
+  CADRE_RETURN_IF_ERROR(CheckNotBehind(*this));
   return parking_.Resume();
 }
 
 absl::Status Run::RollBack(uint32_t version, const std::vector<uint32_t>& leave_out) {
-  CADRE_RETURN_IF_ERROR(CheckNotBehind());
+  CADRE_RETURN_IF_ERROR(CheckNotBehind(*this));
   return parking_.RollBack(version, leave_out);
 }
 

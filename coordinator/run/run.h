@@ -142,7 +142,6 @@ class Run final : public RunWithStatus {
   void FinishCommit();
   // Ends the evaluation, and the run if the stop rule is met.
   void FinishEvaluation();
-  absl::Status CheckNotBehind() const;
   // Ends the run if there is a reason why it fails.
   void Fail(const std::optional<std::string>& reason);
   void End(v1::RunState state, absl::string_view reason);

@@ -473,7 +473,7 @@ void RunRounds::SendDecision(Slot& slot, uint32_t round) {
     decision.set_digest(record.digest());
     *decision.mutable_division() = DivisionOf(record);
     if (commits_.newest()) decision.set_participants(commits_.newest()->participants_size());
-    decision.set_included(run_.Includes(slot, round));
+    decision.set_included(run_.Includes(slot, decision.round()));
   }
   if (round == slot.refused_round) {
     decision.set_included(false);

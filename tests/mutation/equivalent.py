@@ -36,9 +36,6 @@ EQUIVALENT = (
                "times.loss() != 0", "the default of a loss that is not set is 0"),
     Equivalent("coordinator/machine/machine_status.cc", "uint32_t group = 0;", "0", "1",
                "the first page begins before run 1, because no run has the number 0"),
-    Equivalent("coordinator/run/commits.cc", "return participant.group() == group",
-               "participant.group() == group &&\n participant.generation() == generation",
-               "participant.generation() == generation", "a generation belongs to one group of one run"),
     Equivalent("member/state_vault.cc", "int64_t received = 0;", "0", "1",
                "one more value at the end of the memory of a snapshot, which no position refers to"),
 )

@@ -6,6 +6,7 @@
 import dataclasses
 
 ROUNDS = "coordinator/run/run_rounds.cc"
+VERSIONS = "coordinator/run/run_versions.cc"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +19,9 @@ class Bug:
 
 BUGS = (
     Bug("leases-not-extended", "coordinator/cluster/membership.cc", "member.lease_until += length;", ";"),
-    Bug("loader-awaited-for-ever", ROUNDS, """(found != away.end() && found->second <= cluster_.now()) ||
-                      (watch.has_value() && watch->pause() > kMaxLoadPause)""", "false"),
-    Bug("repeated-contribution-refused", ROUNDS, "round == version && run_.InNewest(slot)", "false"),
+    Bug("loader-awaited-for-ever", VERSIONS, """(found != away.end() && found->second <= cluster_.now()) ||
+           (watch.has_value() && watch->pause() > kMaxLoadPause)""", "false"),
+    Bug("repeated-contribution-refused", ROUNDS, "run_.Includes(slot, round)", "false"),
     Bug("min-groups-ignored", "coordinator/run/round.cc", "std::max(1U, options_.min_groups)", "1U"),
     Bug("weight-of-group-0-tripled", "coordinator/run/round.cc", "participant.set_samples(contributed.samples());",
         "participant.set_samples(contributed.samples() * (group == 0 ? 3 : 1));"),
@@ -30,18 +31,19 @@ BUGS = (
     Bug("one-key-for-all-generations", "coordinator/cluster/journal.cc", 'absl::StrCat("generation ", generation)',
         'std::string("generation ")'),
     Bug("version-of-starting-group-not-protected", "coordinator/run/run_groups.cc",
-        "if (run_.averages()) rounds_.SetLoading(slot.group());", ""),
-    Bug("loaded-version-not-protected", ROUNDS, "load.second < record_.version() && !gone", "false"),
+        "if (run_.averages()) rounds_.versions().SetLoading(slot.group(), record_.version());", ""),
+    Bug("loaded-version-not-protected", VERSIONS, "loaded.insert(version);", ";"),
     Bug("success-clears-no-standing", "coordinator/cluster/standing.cc",
         "ClearFailures({worker.host, worker.name});\n  ClearFailures({worker.host, \"\"});", ""),
-    Bug("samples-of-run-wrong", ROUNDS, "record_.samples() + commit.samples()",
-        "record_.samples() + commit.samples() + 1"),
-    Bug("fenced-contribution-stays", ROUNDS, "round_.End(group);\n  loading_.erase(group);", "loading_.erase(group);"),
-    Bug("step-of-version-not-largest", "coordinator/run/round.cc", "contributed.step() > commit.step()",
-        "commit.step() == 0"),
+    Bug("samples-of-run-wrong", ROUNDS, "record_.set_samples(record_.samples() + commit.samples());",
+        "record_.set_samples(record_.samples() + commit.samples() + 1);"),
+    Bug("fenced-contribution-stays", ROUNDS, "round_.End(group);\n  versions_.EndLoading(group);",
+        "versions_.EndLoading(group);"),
+    Bug("step-of-version-not-largest", "coordinator/run/round.cc", "std::max(commit.step(), contributed.step())",
+        "contributed.step()"),
     Bug("restored-shard-with-wrong-digest", "coordinator/run/aggregators_restore.cc",
         "committed.has_value() && *committed != applied.digest()", "false"),
-    Bug("decision-says-not-included", ROUNDS, "round == record.version() && run_.InNewest(slot)", "false"),
+    Bug("decision-says-not-included", ROUNDS, "run_.Includes(slot, decision.round())", "false"),
     Bug("states-of-later-version", "member/state_vault.cc",
         "snapshots_.empty() ? nullptr : &snapshots_.front()",
         "snapshots_.empty() ? nullptr : &snapshots_.back()"),

@@ -6,16 +6,16 @@
 namespace cadre::testing {
 namespace {
 
-constexpr v1::FailureCause kData = v1::FAILURE_CAUSE_DATA;
+constexpr v1::FailureCause kDataFailure = v1::FAILURE_CAUSE_DATA;
 constexpr v1::FailureCause kPlan = v1::FAILURE_CAUSE_PLAN;
 
 TEST(RunFailuresTest, SingleHost) {
   RunFailures failures;
-  EXPECT_TRUE(failures.Add(kData, "a", /*version=*/0, /*hosts=*/1));
+  EXPECT_TRUE(failures.Add(kDataFailure, "a", /*version=*/0, /*hosts=*/1));
   failures.OnCommit();
-  EXPECT_FALSE(failures.Add(kData, "a", 1, 1));
-  EXPECT_FALSE(failures.Add(kData, "a", 1, 1));
-  EXPECT_TRUE(failures.Add(kData, "a", 1, 1));
+  EXPECT_FALSE(failures.Add(kDataFailure, "a", 1, 1));
+  EXPECT_FALSE(failures.Add(kDataFailure, "a", 1, 1));
+  EXPECT_TRUE(failures.Add(kDataFailure, "a", 1, 1));
 }
 
 TEST(RunFailuresTest, HostsThatMustAgree) {
@@ -28,7 +28,8 @@ TEST(RunFailuresTest, HostsThatMustAgree) {
     RunFailures failures;
     for (size_t host = 1; host <= c.needed; ++host) {
       for (int repeat = 0; repeat < 2; ++repeat) {
-        EXPECT_EQ(failures.Add(kData, std::to_string(host), c.version, c.hosts), host == c.needed)
+        EXPECT_EQ(failures.Add(kDataFailure, std::to_string(host), c.version, c.hosts),
+                  host == c.needed)
             << c.version << " " << c.hosts << " " << host;
       }
     }
@@ -37,17 +38,17 @@ TEST(RunFailuresTest, HostsThatMustAgree) {
 
 TEST(RunFailuresTest, CausesAreSeparate) {
   RunFailures failures;
-  EXPECT_FALSE(failures.Add(kData, "a", 0, 3));
+  EXPECT_FALSE(failures.Add(kDataFailure, "a", 0, 3));
   EXPECT_FALSE(failures.Add(kPlan, "b", 0, 3));
   EXPECT_TRUE(failures.Add(kPlan, "c", 0, 3));
 }
 
 TEST(RunFailuresTest, CommitDiscardsReports) {
   RunFailures failures;
-  EXPECT_FALSE(failures.Add(kData, "a", 0, 3));
+  EXPECT_FALSE(failures.Add(kDataFailure, "a", 0, 3));
   failures.OnCommit();
-  EXPECT_FALSE(failures.Add(kData, "b", 1, 2));
-  EXPECT_TRUE(failures.Add(kData, "a", 1, 2));
+  EXPECT_FALSE(failures.Add(kDataFailure, "b", 1, 2));
+  EXPECT_TRUE(failures.Add(kDataFailure, "a", 1, 2));
 }
 
 TEST(RunFailuresTest, Divergence) {
