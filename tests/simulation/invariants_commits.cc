@@ -13,20 +13,6 @@
 namespace cadre::simulation {
 namespace {
 
-bool SameParticipants(const google::protobuf::RepeatedPtrField<v1::Participant>& a,
-                      const google::protobuf::RepeatedPtrField<v1::Participant>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const v1::Participant& x, const v1::Participant& y) {
-                      return x.SerializeAsString() == y.SerializeAsString();
-                    });
-}
-
-// Whether both commits make the version in the same way.
-bool SameMaking(const v1::CommitRecord& a, const v1::CommitRecord& b) {
-  return SameParticipants(a.participants(), b.participants()) &&
-         a.has_restores() == b.has_restores() && a.restores() == b.restores();
-}
-
 // Whether a commit without participants is the copy of a version that was committed.
 bool CheckCopy(World& world, const v1::CommitRecord& commit, bool is_committed) {
   if (commit.participants().empty() != commit.has_restores()) {

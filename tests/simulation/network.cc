@@ -12,7 +12,7 @@ namespace {
 
 // Limits of the time after which a side gives up a stream without messages.
 constexpr absl::Duration kMinSilence = absl::Seconds(4);
-constexpr absl::Duration kMaxSilence = absl::Seconds(25);
+constexpr absl::Duration kMaxConnectionSilence = absl::Seconds(25);
 // Messages that wait in one direction of a congested stream.
 constexpr size_t kMaxQueued = 1;
 // Undelivered messages are looked at again after this time, because faults may end early.
@@ -233,7 +233,7 @@ void Network::EndByClient(ConnectionId connection, bool host_lost) {
   if (stream->server_gone) return EraseIfOver(connection);
   if (host_lost) {
     stream->broken = true;
-    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence),
+    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxConnectionSilence),
                           [this, connection] { NotifyServer(connection); });
   } else if (!stream->broken) {
     Post(connection, &Stream::up, std::optional<v1::MemberMessage>());
@@ -271,11 +271,11 @@ void Network::OnCut(const std::string& host) {
   for (auto& [id, stream] : streams_) {
     if (stream.host != host) continue;
     const ConnectionId connection = id;
-    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence),
+    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxConnectionSilence),
                           [this, connection, is_cut] {
                             if (is_cut()) NotifyClient(connection);
                           });
-    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence),
+    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxConnectionSilence),
                           [this, connection, is_cut] {
                             if (is_cut()) NotifyServer(connection);
                           });

@@ -145,7 +145,9 @@ void Operators::Read() {
   v1::HistoryRequest history;
   history.set_run(run);
   check("History", machine->History(history).status());
-  const absl::Status located = machine->Locate(run).status();
+  v1::LocateRequest locate;
+  locate.set_run(run);
+  const absl::Status located = machine->Locate(locate).status();
   check("Locate", absl::IsFailedPrecondition(located) ? absl::OkStatus() : located);
   const auto of_run = [&](const auto& one) { return one.run() == run; };
   const v1::ListReply list = machine->List(now);

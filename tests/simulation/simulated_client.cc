@@ -14,13 +14,11 @@
 namespace cadre::simulation {
 namespace {
 
-using Transfer = ShardTransfer;
-
 constexpr uint32_t kChunkElements = 2;
 constexpr size_t kElement = sizeof(float);
 
-Transfer::Event Broken() {
-  return Transfer::Ended{absl::UnavailableError("the connection is broken")};
+ShardTransfer::Event Broken() {
+  return ShardTransfer::Ended{absl::UnavailableError("the connection is broken")};
 }
 
 }  // namespace
@@ -58,34 +56,35 @@ void SimulatedShardClient::Drop(const std::shared_ptr<Attempt>& attempt) {
   world_.timeline.After(world_.Delay(), end);
 }
 
-Transfer SimulatedShardClient::MakeTransfer(Transfer::Direction direction, uint64_t elements) {
+ShardTransfer SimulatedShardClient::MakeTransfer(ShardTransfer::Direction direction,
+                                                 uint64_t elements) {
   TransferOptions options = options_.transfer;
   options.seed = world_.dice.Bits();
-  return Transfer(direction, elements, kChunkElements, options, world_.timeline.now());
+  return ShardTransfer(direction, elements, kChunkElements, options, world_.timeline.now());
 }
 
 absl::Status SimulatedShardClient::Run(Call& call, const Execute& execute) {
-  Transfer& transfer = call.transfer;
+  ShardTransfer& transfer = call.transfer;
   const std::stop_callback wake(call.stop, [this] { threads_.Wake(); });
-  Transfer::Event event = Transfer::Ready{};
+  ShardTransfer::Event event = ShardTransfer::Ready{};
   while (true) {
     if (Stopped(call.stop)) return absl::CancelledError("the call was cancelled");
     const absl::Time silent_at = transfer.silent_at();
-    const Transfer::Action action = transfer.Handle(event, world_.timeline.now());
+    const ShardTransfer::Action action = transfer.Handle(event, world_.timeline.now());
     if (transfer.silent_at() != silent_at && options_.on_progress) options_.on_progress();
-    if (const auto* end = std::get_if<Transfer::End>(&action)) return end->status;
-    if (const auto* wait = std::get_if<Transfer::Wait>(&action)) {
+    if (const auto* end = std::get_if<ShardTransfer::End>(&action)) return end->status;
+    if (const auto* wait = std::get_if<ShardTransfer::Wait>(&action)) {
       threads_.Await([&] { return Stopped(call.stop); }, world_.timeline.now() + wait->time);
-      event = Transfer::Ready{};
+      event = ShardTransfer::Ready{};
     } else {
       event = execute(action);
     }
   }
 }
 
-Transfer::Event SimulatedShardClient::Send(const Call& call,
-                                           const std::shared_ptr<Attempt>& attempt,
-                                           std::function<Transfer::Event()> execute) {
+ShardTransfer::Event SimulatedShardClient::Send(const Call& call,
+                                                const std::shared_ptr<Attempt>& attempt,
+                                                std::function<ShardTransfer::Event()> execute) {
   // Copies of what is used, because the message may arrive after the end of the client.
   const auto reached = [at = attempt->at, process = attempt->process, host = host_, bulk = bulk_] {
     return at->up() && at->process() == process && bulk.network.Reaches(host, at->name());
@@ -128,32 +127,32 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
   Sign(options_.key, "nonce", filled);
   const auto values = std::make_shared<Values>(elements);
   if (elements > 0) std::memcpy(values->data(), bytes.data(), bytes.size());
-  Call call{MakeTransfer(Transfer::Direction::kStage, elements), std::move(stop)};
+  Call call{MakeTransfer(ShardTransfer::Direction::kStage, elements), std::move(stop)};
   std::shared_ptr<Attempt> attempt;
   const auto drop = absl::MakeCleanup([&] { Drop(attempt); });
-  return Run(call, [&](const Transfer::Action& action) -> Transfer::Event {
-    if (std::holds_alternative<Transfer::Open>(action)) {
+  return Run(call, [&](const ShardTransfer::Action& action) -> ShardTransfer::Event {
+    if (std::holds_alternative<ShardTransfer::Open>(action)) {
       Drop(attempt);
       attempt = Connect();
       if (attempt == nullptr) return Broken();
-      return Send(call, attempt, [attempt, filled, host = host_]() -> Transfer::Event {
+      return Send(call, attempt, [attempt, filled, host = host_]() -> ShardTransfer::Event {
         absl::StatusOr<Staging> staging = attempt->at->Stage({attempt->call, host}, filled);
-        if (!staging.ok()) return Transfer::Ended{staging.status()};
+        if (!staging.ok()) return ShardTransfer::Ended{staging.status()};
         attempt->staging = *std::move(staging);
-        return Transfer::Opened{attempt->staging.grant.next_chunk};
+        return ShardTransfer::Opened{attempt->staging.grant.next_chunk};
       });
     }
-    if (const auto* send = std::get_if<Transfer::Send>(&action)) {
+    if (const auto* send = std::get_if<ShardTransfer::Send>(&action)) {
       traffic->payload_sent += kElement * (send->end - send->begin);
-      return Send(call, attempt, [attempt, values, chunk = *send]() -> Transfer::Event {
+      return Send(call, attempt, [attempt, values, chunk = *send]() -> ShardTransfer::Event {
         if (!attempt->at->Continue(attempt->call)) return Broken();
         const auto part = std::span(*values).subspan(chunk.begin, chunk.end - chunk.begin);
         const absl::Status put = attempt->at->Put(attempt->staging, chunk.index, part).status();
-        if (!put.ok()) return Transfer::Ended{put};
-        return Transfer::Sent{};
+        if (!put.ok()) return ShardTransfer::Ended{put};
+        return ShardTransfer::Sent{};
       });
     }
-    return Send(call, attempt, [attempt, values, filled, bulk = bulk_]() -> Transfer::Event {
+    return Send(call, attempt, [attempt, values, filled, bulk = bulk_]() -> ShardTransfer::Event {
       if (!attempt->at->Continue(attempt->call)) return Broken();
       const absl::Status status = attempt->at->Finish(attempt->staging);
       attempt->at->EndCall(attempt->call);
@@ -161,7 +160,7 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
       // The acknowledgement is a separate message, which may be lost.
       World& world = bulk.world;
       if (status.ok() && world.dice.Chance(world.faults.break_call)) return Broken();
-      return Transfer::Ended{status, values->size()};
+      return ShardTransfer::Ended{status, values->size()};
     });
   });
 }
@@ -173,9 +172,9 @@ absl::Status SimulatedShardClient::RunPull(
   std::shared_ptr<Attempt> attempt;
   const auto drop = absl::MakeCleanup([&] { Drop(attempt); });
   std::span<std::byte> out;
-  const Transfer& transfer = call.transfer;
-  return Run(call, [&](const Transfer::Action& action) -> Transfer::Event {
-    if (std::holds_alternative<Transfer::Open>(action)) {
+  const ShardTransfer& transfer = call.transfer;
+  return Run(call, [&](const ShardTransfer::Action& action) -> ShardTransfer::Event {
+    if (std::holds_alternative<ShardTransfer::Open>(action)) {
       Drop(attempt);
       attempt = Connect();
       if (attempt == nullptr) return Broken();
@@ -187,31 +186,31 @@ absl::Status SimulatedShardClient::RunPull(
         *filled.mutable_ranges() = SkipElements(request.ranges(), transfer.done());
       }
       Sign(options_.key, "nonce", filled);
-      Transfer::Event event =
-          Send(call, attempt, [attempt, filled, host = host_]() -> Transfer::Event {
+      ShardTransfer::Event event =
+          Send(call, attempt, [attempt, filled, host = host_]() -> ShardTransfer::Event {
             auto pull = attempt->at->Pull({attempt->call, host}, filled);
-            if (!pull.ok()) return Transfer::Ended{pull.status()};
+            if (!pull.ok()) return ShardTransfer::Ended{pull.status()};
             attempt->pull = *std::move(pull);
-            if (!filled.has_frame_from()) return Transfer::Opened{};
-            return Transfer::Opened{.elements =
-                                        static_cast<uint64_t>(attempt->pull->frame().elements)};
+            if (!filled.has_frame_from()) return ShardTransfer::Opened{};
+            return ShardTransfer::Opened{
+                .elements = static_cast<uint64_t>(attempt->pull->frame().elements)};
           });
-      if (std::holds_alternative<Transfer::Opened>(event)) out = opened(*attempt->pull);
+      if (std::holds_alternative<ShardTransfer::Opened>(event)) out = opened(*attempt->pull);
       return event;
     }
-    Transfer::Event event = Send(call, attempt, [attempt]() -> Transfer::Event {
+    ShardTransfer::Event event = Send(call, attempt, [attempt]() -> ShardTransfer::Event {
       if (!attempt->at->Continue(attempt->call)) return Broken();
       if (attempt->pull->left() == 0) {
         attempt->at->EndCall(attempt->call);
-        return Transfer::Ended{};
+        return ShardTransfer::Ended{};
       }
       attempt->chunk.resize(kElement * kChunkElements);
       const auto read = attempt->pull->Next(
           {reinterpret_cast<char*>(attempt->chunk.data()), attempt->chunk.size()});
-      if (!read.ok()) return Transfer::Ended{read.status()};
-      return Transfer::Received{static_cast<uint64_t>(*read)};
+      if (!read.ok()) return ShardTransfer::Ended{read.status()};
+      return ShardTransfer::Received{static_cast<uint64_t>(*read)};
     });
-    if (const auto* received = std::get_if<Transfer::Received>(&event)) {
+    if (const auto* received = std::get_if<ShardTransfer::Received>(&event)) {
       std::copy_n(attempt->chunk.begin(), kElement * received->elements,
                   out.begin() + static_cast<int64_t>(kElement * transfer.done()));
     }
@@ -225,7 +224,7 @@ absl::Status SimulatedShardClient::Pull(const v1::PullRequest& request, std::spa
   if (world_.plant == Plant::kPullOneShard && options_.address() != bulk_.directory[0]->address()) {
     return absl::OkStatus();
   }
-  Call call{MakeTransfer(Transfer::Direction::kPull, out.size()), std::move(stop)};
+  Call call{MakeTransfer(ShardTransfer::Direction::kPull, out.size()), std::move(stop)};
   traffic->payload_received += out.size_bytes();
   return RunPull(call, request, [&](const VersionPull&) { return std::as_writable_bytes(out); });
 }
@@ -236,7 +235,7 @@ absl::Status SimulatedShardClient::PullFrame(const v1::PullRequest& request, uin
   *frame = PulledFrame();
   v1::PullRequest of_frame = request;
   of_frame.set_frame_from(0);
-  Call call{MakeTransfer(Transfer::Direction::kPull, max_elements), std::move(stop)};
+  Call call{MakeTransfer(ShardTransfer::Direction::kPull, max_elements), std::move(stop)};
   const absl::Status pulled = RunPull(call, of_frame, [&](const VersionPull& pull) {
     frame->bytes.resize(kElement * pull.frame().elements);
     frame->fragment = pull.frame().fragment;
