@@ -205,7 +205,9 @@ absl::Status CommandLine::Split(std::span<const std::string> words) {
       continue;
     }
     const FlagWord written = SplitFlag(word);
-    if (const Flag* flag = FindAnywhere(written.name)) {
+    // `cadre --version` prints that of the program; some verbs have a flag of this name.
+    const bool of_program = written.name == "version" && FindFor(verb_, written.name) == nullptr;
+    if (const Flag* flag = of_program ? nullptr : FindAnywhere(written.name)) {
       const bool needs_value = flag->kind != ValueKind::kSwitch && !written.value;
       if (needs_value && i + 1 == words.size()) {
         return UsageError(absl::StrCat(FlagName(*flag), " needs a value"));

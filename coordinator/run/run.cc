@@ -294,12 +294,15 @@ void Run::FinishCommit() {
     const bool included = Includes(slot, record().version());
     if (slot.unanswered == 0 && !included) continue;
     if (included) groups_.RecordSuccess(slot);
+    // It has adopted the version, and contributes to the next round.
+    if (slot.early.has_value()) continue;
     if (slot.unanswered == 0) slot.unanswered = record().version();
     if (!groups_.MaybeGrow(slot) && !groups_.MaybeReplan(slot)) adopting.push_back(slot.group());
   }
   if (due || record().state() == v1::RUN_STATE_FINISHING) evaluation_.Begin(adopting);
   stored_.Save();
   for (uint32_t group : adopting) rounds_.SendDecision(slots_[group], slots_[group].unanswered);
+  rounds_.AddEarly();
   if (evaluation_.complete()) FinishEvaluation();
 }
 

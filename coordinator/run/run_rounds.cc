@@ -191,6 +191,11 @@ void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   } else if (round <= version || record_.state() == v1::RUN_STATE_FINISHING) {
     if (round == version && !run_.TakesFirstValues(round)) round_.NoteLate(cluster_.now());
     Refuse(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
+  } else if (run_.committing() && round == version + 2 && contributed.base_version() + 1 == round) {
+    // The store was older than the version. A refusal would let the generation contribute to the
+    // round a second time.
+    slot.unanswered = round;
+    slot.early = contributed;
   } else if (round != version + 1 || contributed.base_version() != version) {
     Refuse(slot, contributed, v1::REFUSAL_WRONG_BASE);
   } else if (!run_.committing()) {
@@ -204,6 +209,14 @@ void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
     const bool first = run_.TakesFirstValues(round);
     if (slot.refused_round != round && !first) round_.NoteLate(cluster_.now());
     Refuse(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
+  }
+}
+
+void RunRounds::AddEarly() {
+  const Slots::Groups started = slots_.started();
+  for (const uint32_t group : started) {
+    const auto early = std::exchange(slots_[group].early, std::nullopt);
+    if (early.has_value()) OnContributed(*early);
   }
 }
 

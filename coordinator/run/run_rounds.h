@@ -68,6 +68,9 @@ class RunRounds {
   // ---- Contributions. Require: the group is started.
   // Returns whether the contribution is well-formed. In a run that averages it is then answered.
   bool OnContributed(const v1::Contributed& contributed);
+  // Adds the contributions that arrived before the version was committed from which they were
+  // computed.
+  void AddEarly();
   // In a run that never averages, the group has reached a boundary. Returns whether it is a new
   // one.
   bool RecordStep(const v1::Contributed& contributed);

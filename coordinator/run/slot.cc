@@ -200,6 +200,7 @@ void Slot::ResetProgress() {
   reported = true;
   nudged_round = 0;
   unanswered = 0;
+  early.reset();
   refused_round = 0;
   refusal = v1::REFUSAL_UNSPECIFIED;
   step_seconds_ = 0;

@@ -120,6 +120,8 @@ class Slot {
   uint32_t nudged_round = 0;
   // Newest contributed round that is not answered yet; 0: none.
   uint32_t unanswered = 0;
+  // A contribution to the round after the closing one, whose version the group has already.
+  std::optional<v1::Contributed> early;
   // Newest round whose contribution was refused, and the reason.
   uint32_t refused_round = 0;
   v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;

@@ -146,6 +146,30 @@ TEST_F(MachineContributionTest, RatesAreChecked) {
   EXPECT_EQ(LastDecision(run, 0).refusal(), v1::REFUSAL_MALFORMED);
 }
 
+// Another coordinator has committed version 1, of which this one's store has only the closed round.
+TEST_F(MachineContributionTest, ContributionOnTheClosingVersionWaits) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Contributed next = cluster_.ContributionOf(lead);
+  next.set_round(2);
+  next.set_base_version(1);
+  next.set_step(10);
+  cluster_.behaviour.apply = false;
+  for (const uint32_t group : {0, 1}) Train(run, group);
+  lead.contributed.reset();
+  cluster_.Send(lead, next);
+  cluster_.behaviour.apply = true;
+  for (FakeAggregator& aggregator : cluster_.aggregators()) cluster_.Reconnect(aggregator);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1U);
+  EXPECT_EQ(Decisions(run, 0), 0) << "it has adopted the version";
+  EXPECT_EQ(cluster_.Counter("refused_wrong_base"), 0U);
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_AT_BOUNDARY);
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 2U);
+  EXPECT_EQ(cluster_.Commit(run, 2)->participants_size(), 2);
+  EXPECT_TRUE(LastDecision(run, 0).included());
+}
+
 TEST_F(MachineContributionTest, ContributionDuringCommitWaits) {
   v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
   spec.mutable_averaging()->set_quorum(1);
