@@ -65,9 +65,9 @@ void Invariants::CheckNewCommit(const View& view, const Store& before, const Sto
     return;
   }
   if (IsRebuilt(run, commit)) return;
-  // A rollback is closed in the transaction in which the round before is committed.
-  const auto base = Read<v1::CommitRecord>(commit.has_restores() ? after : before,
-                                           CommitKey(commit.run(), commit.round() - 1));
+  // A rollback, and a round with early contributions, may be closed in the transaction in which the
+  // round before is committed.
+  const auto base = Read<v1::CommitRecord>(after, CommitKey(commit.run(), commit.round() - 1));
   // An older record may close a round again that no aggregator has applied.
   const bool closed =
       versions_[commit.run()].contains(commit.round()) && !restored_.contains(commit.run());
