@@ -32,6 +32,7 @@ const char* MethodOf(const Event& event) {
   if (std::holds_alternative<SubmitRun>(event)) return "Submit";
   if (std::holds_alternative<StopRun>(event)) return "Stop";
   if (std::holds_alternative<ResumeRun>(event)) return "Resume";
+  if (std::holds_alternative<RollBackRun>(event)) return "Rollback";
   if (std::holds_alternative<AdoptRuns>(event)) return "Adopt";
   if (std::holds_alternative<ScaleRun>(event)) return "Scale";
   if (std::holds_alternative<DeleteRun>(event)) return "Delete";
