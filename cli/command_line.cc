@@ -206,8 +206,8 @@ absl::Status CommandLine::Split(std::span<const std::string> words) {
     }
     const FlagWord written = SplitFlag(word);
     // `cadre --version` prints that of the program; some verbs have a flag of this name.
-    const bool of_program = written.name == "version" && !written.value &&
-                            FindFor(verb_, written.name) == nullptr;
+    const bool of_program =
+        written.name == "version" && !written.value && FindFor(verb_, written.name) == nullptr;
     if (const Flag* flag = of_program ? nullptr : FindAnywhere(written.name)) {
       const bool needs_value = flag->kind != ValueKind::kSwitch && !written.value;
       if (needs_value && i + 1 == words.size()) {
