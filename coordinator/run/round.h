@@ -67,7 +67,7 @@ class Round {
   absl::Duration Grace() const;
 
   // Closes the round. The commit has the participants in group order, the largest step, the median
-  // of the learning rates of that step, so that no single group decides it, the samples, the mean
+  // of the learning rates of the groups that have reached it, the samples, the mean
   // loss and the metrics. Requires: at least one contribution.
   v1::CommitRecord Close(const std::string& run, absl::Time now);
   // Adds to the commit that Close has returned how its participants spent the round, which accepts

@@ -94,6 +94,7 @@ bool RunParking::AdvanceRollback() {
                       " --to VERSION; to continue with version ", run_.record().version(),
                       ": cadre resume ", run_.id()));
     stored_.record().clear_rollback();
+    stored_.record().clear_left_out();
     stored_.Save();
     return true;
   }

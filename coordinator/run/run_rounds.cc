@@ -161,25 +161,21 @@ bool RunRounds::OnContributed(const v1::Contributed& contributed) {
   // Groups repeat contributions whose decision they have not received.
   const bool repeated = run_.Includes(slot, contributed.round());
   const std::string impossible = WhyImpossible(record_, contributed);
-  const bool valid = impossible.empty();
-  const bool is_new = slot.CountRound(contributed.round()) && !repeated;
-  if (is_new && valid) {
+  if (!impossible.empty()) {
+    Refuse(slot, contributed, v1::REFUSAL_MALFORMED, impossible);
+    return false;
+  }
+  if (slot.CountRound(contributed.round()) && !repeated) {
     slot.NoteStepTime(contributed.train_seconds(),
                       contributed.samples() / std::max(1U, run_.spec().batch_per_group()));
-  }
-  if (is_new) {
     traffic_ +=
         RunTraffic{.payload = contributed.payload_bytes(), .up = contributed.message_bytes()};
   }
   slot.progress.set_solo_steps(0);
   slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
   if (contributed.has_loss()) slot.progress.set_loss(contributed.loss());
-  if (!valid) {
-    Refuse(slot, contributed, v1::REFUSAL_MALFORMED, impossible);
-  } else if (run_.averages()) {
-    OnAveraged(slot, contributed);
-  }
-  return valid;
+  if (run_.averages()) OnAveraged(slot, contributed);
+  return true;
 }
 
 void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {

@@ -147,14 +147,15 @@ absl::Time RunVersions::AwaitsLoadsUntil(const Round::Away& away) const {
 
 absl::Status RunVersions::CheckLeftOut(const std::vector<uint32_t>& groups) const {
   const std::set<uint32_t> left_out(groups.begin(), groups.end());
+  // A change of the number of groups takes effect with the copy.
+  const size_t groups_after = record_.scaling_to() > 0 ? record_.scaling_to() : run_.slots().size();
   for (const uint32_t group : left_out) {
-    if (group < run_.slots().size()) continue;
+    if (group < groups_after) continue;
     return absl::InvalidArgumentError(absl::StrCat("leave_out: run ", run_.id(), " has no group ",
-                                                   group, ", but groups 0 to ",
-                                                   run_.slots().size() - 1));
+                                                   group, ", but groups 0 to ", groups_after - 1));
   }
   const v1::Averaging& averaging = run_.spec().averaging();
-  const size_t left = run_.slots().size() - left_out.size();
+  const size_t left = groups_after - left_out.size();
   for (const auto& [name, min] : {std::pair("quorum", averaging.quorum()),
                                   std::pair("min_groups", std::max(1U, averaging.min_groups()))}) {
     if (left_out.empty() || left >= min) continue;
