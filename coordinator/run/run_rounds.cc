@@ -299,6 +299,7 @@ void RunRounds::Close(const Round::Away& away) {
   if (run_.TakesFirstValues(commit.round())) {
     commit.mutable_participants()->DeleteSubrange(1, commit.participants_size() - 1);
     commit.set_samples(0);
+    commit.clear_outer();
   } else {
     SetRules(record_, commit);
   }
