@@ -244,21 +244,22 @@ absl::Status Averager::Merge() {
 // ---- What survives the generation
 
 // The states of version 0 are zero, or those of a checkpoint. A contribution of an earlier
-// generation that the version does not include is late, and kept as that of a group that goes on;
-// but if the version includes one of the same round or a later one, the steps of the contribution
-// have been repeated.
+// generation that the version does not include is late, and kept as that of a group that goes on.
+// But what is older than the group's newest contribution in the version is a part of it already, or
+// the steps of the contribution have been repeated: a rank that was not in the group has missed it.
 absl::Status Averager::Restore(uint32_t version, const v1::IncludedContribution& included) {
   if (version > 0 && KeepsStates()) CADRE_RETURN_IF_ERROR(RestoreStates(version));
   if (!KeepsCarried()) return absl::OkStatus();
   uint32_t late = 0;
   options_.residuals->Settle(version, [&](uint32_t round, uint32_t generation, auto& tensors) {
     const bool is_included = included.round() == round && included.generation() == generation;
-    if (tensors.size() > 1 && !is_included && included.round() >= round) return false;
+    const bool repeated = tensors.size() > 1 && !is_included && included.round() == round;
+    if (round < included.round() || repeated) return false;
     late = std::max(late, Settle(round, version, is_included, tensors));
     return true;
   });
   ReportDropped(late);
-  return version > 0 ? RestoreCarried(version) : absl::OkStatus();
+  return version > 0 ? RestoreCarried(version, included.round()) : absl::OkStatus();
 }
 
 uint32_t Averager::Settle(uint32_t round, uint32_t version, bool included,
@@ -304,7 +305,7 @@ absl::Status Averager::RestoreStates(uint32_t version) {
   return model_.Store(/*states=*/true);
 }
 
-absl::Status Averager::RestoreCarried(uint32_t version) {
+absl::Status Averager::RestoreCarried(uint32_t version, uint32_t included_round) {
   std::vector<float> values;
   CADRE_RETURN_IF_ERROR(exchange_->Carried(&values));
   StateVault::States carried;
@@ -314,6 +315,13 @@ absl::Status Averager::RestoreCarried(uint32_t version) {
   LOG_IF(INFO, group().index() == 0 && found > 0)
       << "the ranks hold what earlier contributions have left of " << found << " of "
       << model_.index().size() << " elements before version " << version;
+  if (included_round > 0 && found < model_.index().size() && group().index() == 0) {
+    progress_.AddWarning(
+        assignment_.place().run(),
+        absl::StrCat("group ", assignment_.place().group(), ": what its contributions up to round ",
+                     included_round, " have left out of ", model_.index().size() - found, " of ",
+                     model_.index().size(), " elements was lost with its ranks"));
+  }
   if (found > 0) exchange_->SetCarried(values);
   return absl::OkStatus();
 }

@@ -108,7 +108,8 @@ class Averager {
   absl::Status StorePart();
   absl::Status OfferInitial();
   absl::Status RestoreStates(uint32_t version);
-  absl::Status RestoreCarried(uint32_t version);
+  // `included_round`: of the newest contribution that the version includes; 0: it includes none.
+  absl::Status RestoreCarried(uint32_t version, uint32_t included_round);
   // A vault holds what is carried as one tensor, or what may be kept of a contribution as several,
   // until the decision on it is known.
   absl::Status KeepCarried();

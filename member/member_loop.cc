@@ -420,7 +420,12 @@ class MemberLoop {
     if (result.digest == pull.digest) {
       model_.OnAdopted(kept);
       counters_.Add("versions_adopted");
-      if (!ContributesAgain()) CADRE_RETURN_IF_ERROR(Leave(pull.version, totals.leaving));
+      // In a new generation, the vaults are settled first.
+      if (!begun_) {
+        leaving_ = totals.leaving;
+      } else if (!ContributesAgain()) {
+        CADRE_RETURN_IF_ERROR(Leave(pull.version, totals.leaving));
+      }
     }
     result.exchange_seconds = absl::ToDoubleSeconds(exposure.Take());
     result.transfer_seconds = absl::ToDoubleSeconds(averager_->TakeTransferTime());
@@ -444,6 +449,8 @@ class MemberLoop {
     progress_.Enter(v1::ACTIVITY_PREPARING);
     CADRE_RETURN_IF_ERROR(averager_->Restore(start().version(), start().included()));
     if (!averager_->has_shards()) CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint({}, failure_));
+    begun_ = true;
+    CADRE_RETURN_IF_ERROR(Leave(start().version(), leaving_));
     CADRE_RETURN_IF_ERROR(model_.Gather());
     if (start().next_step() == 0) {
       CADRE_RETURN_IF_ERROR(model_.SaveLast(AveragingStates()));
@@ -511,6 +518,9 @@ class MemberLoop {
   // Steps since the start of the run.
   uint32_t step_ = 0;
   absl::Time period_start_;
+  // Whether Begin was carried out, and the ranks that were leaving when the first version arrived.
+  bool begun_ = false;
+  std::vector<bool> leaving_;
   // The newest contribution.
   RankProtocol::Staged contributed_;
   // Time in which the newest round has kept the group from training.

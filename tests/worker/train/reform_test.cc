@@ -190,6 +190,14 @@ TEST(Reform, WhatTheCheckpointHasSurvives) {
     left_out.Train(workers, 2);
     EXPECT_EQ(left_out.digest(), whole.digest());
 
+    // The ranks return after others have contributed for their group: the model has all of it.
+    TrainedRun returned(spec);
+    returned.Train(workers, 1);
+    returned.Train({3}, 1);
+    const uint64_t before = returned.digest();
+    returned.Train(workers, 1);
+    EXPECT_EQ(returned.digest(), before);
+
     TrainedRun repeated(spec);
     repeated.FailFirstRound(workers);
     repeated.Train(reversed, 3);
