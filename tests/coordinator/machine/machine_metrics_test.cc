@@ -33,6 +33,8 @@ class MachineMetricsTest : public MachineTest {
       first.set_samples(1);
       Send(lead, first);
     }
+    EXPECT_FALSE(cluster_.aggregators()[0].shards[run].newest.has_outer())
+        << "the first values are stored as they are";
     return run;
   }
   void Send(FakeWorker& lead, const v1::Contributed& contributed) {
