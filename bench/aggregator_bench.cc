@@ -13,7 +13,9 @@
 //             the slower one of gRPC and disk
 //   apply     from the order to its answer, when the version is durable; `per_core` divides by the
 //             processor time of this process, `best_per_core` by that of the round with the least,
-//             which hardly depends on what else the machine computes
+//             which hardly depends on what else the machine computes. Every second round is not
+//             screened (run.proto, Screen); `screen_ratio` is the least processor time of a round
+//             that is over that of one that is not
 //   pull      one rank, the whole version
 #include <gflags/gflags.h>
 
@@ -49,7 +51,7 @@ DEFINE_int32(groups, 8, "Groups of a round.");
 DEFINE_int32(megabytes, 256, "Values of a contribution, in MiB of fp32.");
 DEFINE_int32(streams, 2, "Groups that stage at the same time.");
 DEFINE_int32(threads, 0, "Threads that compute a version; 0: one for each core.");
-DEFINE_int32(rounds, 3, "Rounds of each kind.");
+DEFINE_int32(rounds, 3, "Rounds of each kind, with and without a screen.");
 
 namespace cadre {
 namespace {
@@ -310,17 +312,20 @@ class Rig {
     std::vector<double> received;
     std::vector<double> applied;
     std::vector<double> processor;
+    std::vector<double> unscreened;
     std::vector<double> pulled;
     std::vector<float> version(contributions.size());
-    for (int round = 1; round <= FLAGS_rounds; ++round) {
+    for (int round = 1; round <= 2 * FLAGS_rounds; ++round) {
+      const bool screened = round % 2 == 1;
       header.set_round(round);
       header.set_base_version(round - 1);
       CADRE_ASSIGN_OR_RETURN(received.emplace_back(),
                              Time([&] { return StageAll(*daemon_, header, contributions); }));
       const double before = ProcessorSeconds();
-      CADRE_ASSIGN_OR_RETURN(applied.emplace_back(),
-                             Time([&] { return Apply(open, kind, round); }));
-      processor.push_back(ProcessorSeconds() - before);
+      CADRE_ASSIGN_OR_RETURN(const double seconds,
+                             Time([&] { return Apply(open, kind, round, screened); }));
+      if (screened) applied.push_back(seconds);
+      (screened ? processor : unscreened).push_back(ProcessorSeconds() - before);
       pull.set_version(round);
       CADRE_ASSIGN_OR_RETURN(pulled.emplace_back(), Time([&] {
                                RoundsClient client([&] { return daemon_->address(); });
@@ -328,15 +333,17 @@ class Rig {
                                return client.Pull(pull, version, &traffic);
                              }));
     }
-    PrintRounds(kind, contributions, Median(received), Median(applied), processor, Median(pulled));
+    PrintRounds(kind, contributions, Median(received), Median(applied), processor, unscreened,
+                Median(pulled));
     v1::DeleteRun remove;
     remove.set_run(open.run());
     remove.set_lineage(open.lineage());
     return host_->DeleteRun(remove);
   }
 
-  absl::Status Apply(const v1::OpenRun& open, const Kind& kind, int round) {
+  absl::Status Apply(const v1::OpenRun& open, const Kind& kind, int round, bool screened) {
     v1::Apply order;
+    order.set_attempt(screened ? 1 : 0);
     order.set_run(open.run());
     order.set_round(round);
     for (int group = 0; group < FLAGS_groups; ++group) {
@@ -358,12 +365,18 @@ class Rig {
     }
     CADRE_ASSIGN_OR_RETURN(const v1::Applied answer, host_->Apply(order));
     if (!answer.error().empty()) return absl::InternalError(answer.error());
+    // Removes the contributions, as an order that is not screened does.
+    v1::Publish publish;
+    publish.set_run(open.run());
+    publish.set_round(round);
+    host_->Publish(publish);
     return answer.missing().empty() ? absl::OkStatus()
                                     : absl::InternalError("contributions are missing");
   }
 
   void PrintRounds(const Kind& kind, const Contributions& contributions, double received,
-                   double applied, const std::vector<double>& processor, double pulled) const {
+                   double applied, const std::vector<double>& processor,
+                   const std::vector<double>& unscreened, double pulled) const {
     const auto bytes = static_cast<double>(contributions.Bytes());
     const double version = static_cast<double>(contributions.size()) * sizeof(float);
     const double values = version * FLAGS_groups;
@@ -384,7 +397,8 @@ class Rig {
                     {"processor_seconds", Rounded(Median(processor), 4)},
                     {"gb_per_second", Rounded(values / applied / kGiga, 3)},
                     {"per_core_gb_per_second", Rounded(values / Median(processor) / kGiga, 3)},
-                    {"best_per_core_gb_per_second", Rounded(values / best / kGiga, 3)}});
+                    {"best_per_core_gb_per_second", Rounded(values / best / kGiga, 3)},
+                    {"screen_ratio", Rounded(best / *std::ranges::min_element(unscreened), 3)}});
     Print("pull", {{"round", kind.name},
                    {"megabytes", FLAGS_megabytes},
                    {"seconds", Rounded(pulled, 4)},

@@ -351,11 +351,15 @@ class Validation : private SpecChecker {
       Add("averaging.staleness.weight", "is ", staleness.weight(), "; it must be in [0, 1]");
     }
     AtMost("averaging.keep_versions.count", averaging.keep_versions().count(), kMaxKeptVersions);
-    const bool needs_rounds =
-        averaging.has_staleness() || averaging.steps_by_speed() || averaging.has_keep_versions();
+    if (const auto wrong = WrongScreenOf(averaging.screen())) {
+      Add(absl::StrCat("averaging.screen.", wrong->field), wrong->reason);
+    }
+    const bool needs_rounds = averaging.has_screen() || averaging.has_staleness() ||
+                              averaging.steps_by_speed() || averaging.has_keep_versions();
     if (needs_rounds && averaging.every_steps() == 0) {
       Add(averaging.has_staleness()    ? "averaging.staleness"
           : averaging.steps_by_speed() ? "averaging.steps_by_speed"
+          : averaging.has_screen()     ? "averaging.screen"
                                        : "averaging.keep_versions",
           "is set, but averaging.every_steps is 0, so that there are no rounds");
     }

@@ -35,6 +35,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/change_sums.h"
 #include "server/client/frame.h"
 #include "server/client/shard_span.h"
 #include "server/mean.h"
@@ -93,6 +94,10 @@ std::optional<Refused> CheckParticipants(const v1::Apply& apply) {
     }
   }
   if (!any_samples) return Malformed(absl::StrCat("round ", apply.round(), " has no samples"));
+  if (uint64_t{2} * apply.trim() >= static_cast<uint64_t>(apply.participants_size())) {
+    return Malformed(absl::StrCat("round ", apply.round(), " leaves all values out: trim ",
+                                  apply.trim(), " of ", apply.participants_size(), " groups"));
+  }
   if (!apply.seed() || apply.participants_size() == 1) return std::nullopt;
   return Malformed(absl::StrCat("version ", apply.round(), " has ", apply.participants_size(),
                                 " seeds instead of one"));
@@ -104,7 +109,11 @@ std::string ParticipantsOf(const v1::Apply& apply) {
                        [](std::string* out, const v1::Participant& participant) {
                          absl::StrAppend(out, "group ", participant.group(), " generation ",
                                          participant.generation(), " (ranks: ", participant.ranks(),
-                                         ", samples: ", participant.samples(), ")");
+                                         ", samples: ", participant.samples());
+                         if (participant.scale() > 0) {
+                           absl::StrAppend(out, ", scale: ", participant.scale());
+                         }
+                         absl::StrAppend(out, ")");
                        });
 }
 
@@ -127,6 +136,7 @@ ApplyPlan PlanOfCopy(const LedgerRun& run, const v1::Apply& apply) {
   if (from.order.has_outer()) *plan.order.mutable_outer() = from.order.outer();
   if (from.order.has_down()) *plan.order.mutable_down() = from.order.down();
   plan.restored = from.stats;
+  plan.restored.changes = UnknownChanges(0);
   return plan;
 }
 
@@ -233,12 +243,14 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
   for (const StoredVersion& found : versions) run.older[found.version] = found;
   if (!run.older.empty()) run.current = run.older.extract(std::prev(run.older.end())).mapped();
   if (!run.current) run.hollow = terms.hollow;
+  run.published = !run.current || run.current->order.attempt() == 0;
   std::vector<ContributionKey> useless;
   for (const FoundContribution& found : contributions) {
     const ContributionKey key = ContributionKey::Of(found.header);
     Decision<Contribution> mapped = ContributionOf(run.terms, run.span, found.header);
     const uint32_t next = run.newest().value_or(0) + 1;
-    if (closed || key.round != next || std::holds_alternative<Refused>(mapped)) {
+    const bool may_count = key.round == next || (!run.published && key.round + 1 == next);
+    if (closed || !may_count || std::holds_alternative<Refused>(mapped)) {
       useless.push_back(key);
       continue;
     }
@@ -457,6 +469,7 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     return Malformed(absl::StrCat("shard ", apply.shard(), " of ", apply.run(),
                                   " is not open here; shard ", run.terms.shard, " is"));
   }
+  if (run.Remakes(apply)) run.Retract();
   if (const StoredVersion* const stored = run.Find(apply.round())) {
     if (SameParticipants(stored->order, apply)) return AlreadyApplied{stored->stats};
     return Refused{
@@ -500,6 +513,9 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     }
     plan.groups.push_back(std::get<GroupSource>(std::move(source)));
     plan.groups.back().weight = weights[i];
+    if (const float scale = apply.participants(i).scale(); scale > 0) {
+      plan.groups.back().scale = scale;
+    }
   }
   if (!missing.groups.empty()) return missing;
   run.applying = true;
@@ -522,8 +538,20 @@ std::vector<ContributionKey> Ledger::VersionDurable(const std::string& name, uin
   run.current = StoredVersion{version, stats, first ? v1::Apply() : run.closing};
   run.hollow.reset();
   run.applying = false;
-  return run.contributions.DropIf(
-      [version](const ContributionKey& key, const Contribution&) { return key.round <= version; });
+  run.published = run.current->order.attempt() == 0;
+  return run.published ? run.DropUntil(version) : run.DropUntil(version - 1);
+}
+
+std::vector<ContributionKey> Ledger::Publish(const std::string& name, uint32_t version) {
+  LedgerRun* const run = Find(name);
+  if (run == nullptr || !run->current || run->current->version > version) return {};
+  run->published = true;
+  return run->DropUntil(run->current->version);
+}
+
+std::optional<StoredVersion> Ledger::Unpublished(const std::string& name) const {
+  const LedgerRun* const run = Find(name);
+  return run == nullptr || run->published ? std::nullopt : run->current;
 }
 
 PullDecision Ledger::Pull(const v1::PullRequest& request) const {

@@ -40,6 +40,10 @@
 //   states.
 //      It is a round like any other, so contributions that are based on versions after that one are
 //      refused by rule 2.
+//   9. A version that a numbered order has made (Apply.attempt) may be made again, of some of its
+//      participants, by an order with a higher number, until it is published: by Publish, by an
+//      OpenRun that names it, or by the order of the next round. Until then its contributions are
+//      kept. Ranks and readers learn of a version from the coordinator when it is published.
 //
 // Thread-compatible.
 #pragma once
@@ -132,6 +136,10 @@ class Ledger {
   // contributions to delete.
   std::vector<ContributionKey> VersionDurable(const std::string& run, uint32_t version,
                                               const VersionStats& stats);
+  // The run's versions up to this one are not made again. Returns the contributions to delete.
+  std::vector<ContributionKey> Publish(const std::string& run, uint32_t version);
+  // The newest version, if an order may still make it again.
+  std::optional<StoredVersion> Unpublished(const std::string& run) const;
   PullDecision Pull(const v1::PullRequest& request) const;
 
  private:

@@ -48,6 +48,27 @@ bool LedgerRun::Keeps(uint32_t version) const {
          std::find(named.begin(), named.end(), version) != named.end();
 }
 
+bool LedgerRun::Remakes(const v1::Apply& apply) const {
+  return current && !published && !closed && apply.round() == current->version &&
+         apply.attempt() > current->order.attempt();
+}
+
+// A shard that was restored from contributions does not have the values of the version before.
+void LedgerRun::Retract() {
+  const uint32_t before = current->version - 1;
+  current.reset();
+  if (older.contains(before)) {
+    current = older.extract(before).mapped();
+  } else {
+    hollow = before;
+  }
+}
+
+std::vector<ContributionKey> LedgerRun::DropUntil(uint32_t version) {
+  return contributions.DropIf(
+      [version](const ContributionKey& key, const Contribution&) { return key.round <= version; });
+}
+
 std::optional<Refused> LedgerRun::CheckIdentity(const v1::ContributionHeader& header) const {
   if (header.lineage() != terms.lineage) {
     return Refused{v1::REFUSAL_WRONG_LINEAGE,

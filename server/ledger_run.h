@@ -31,6 +31,8 @@ struct LedgerRun {
   // The last Apply; contributions of others to its round are refused.
   v1::Apply closing;
   bool applying = false;
+  // Whether an order may not make the newest version again (Apply.attempt).
+  bool published = true;
   Contributions contributions;
 
   // The version that the next round follows, stored or hollow; nothing before version 0.
@@ -39,6 +41,12 @@ struct LedgerRun {
   const StoredVersion* Find(uint32_t version) const;
   // Whether the version remains: it is one of the newest two, or the newest order names it.
   bool Keeps(uint32_t version) const;
+  // Whether the order makes the newest version again, of other participants.
+  bool Remakes(const v1::Apply& apply) const;
+  // The newest version is to be made again. Requires: Remakes.
+  void Retract();
+  // Contributions to versions up to this one are not needed any more; returns them.
+  std::vector<ContributionKey> DropUntil(uint32_t version);
   // Each of these checks one aspect of a header, or of an order, and returns the refusal, if any.
   std::optional<Refused> CheckIdentity(const v1::ContributionHeader& header) const;
   std::optional<Refused> CheckRound(const v1::ContributionHeader& header) const;

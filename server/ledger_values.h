@@ -139,6 +139,8 @@ struct GroupSource {
   uint32_t group = 0;
   // samples / total, rounded once; exactly 1 for a single participant.
   float weight = 0;
+  // The part of its change that is used.
+  float scale = 1;
   std::vector<SourceSegment> segments;
 };
 
@@ -151,6 +153,8 @@ struct VersionStats {
   std::optional<v1::OuterSums> outer = std::nullopt;
   // Nothing unless versions are coded.
   std::optional<v1::ResidualSums> residual = std::nullopt;
+  // Empty unless the order is screened.
+  v1::ChangeSums changes = {};
 };
 
 // How to make version `round`: its value at every position that the round has exchanged is the sum

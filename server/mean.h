@@ -25,6 +25,13 @@ void SetWeighted(float weight, std::span<const float> x, std::span<float> sum);
 // sum = sum + weight * x.
 void AddWeighted(float weight, std::span<const float> x, std::span<float> sum);
 
+// For each of `mean.size()` positions, the weighted mean of the groups' values without the `trim`
+// largest and the `trim` smallest; of equal values, those of lower groups count as smaller.
+// `values` has those of group 0, then of group 1 and so on. Requires: they are finite, and more
+// groups than 2 * trim.
+void TrimmedMean(std::span<const float> weights, size_t trim, std::span<const float> values,
+                 std::span<float> mean);
+
 // The two sums of the discrepancy measure (plan/cost/discrepancy.h) over one shard: the variance
 // between the groups' models in a round, and the displacement of their mean.
 //
@@ -59,8 +66,9 @@ class DiscrepancySums {
 
   // Starts a block with the values of the previous version, which must stay valid until End.
   void Begin(std::span<const float> before);
-  // The next group's values at the same positions. Requires: weight >= 0, x as long as `before`.
-  void Add(double weight, std::span<const float> x);
+  // The next group's values at the same positions. Returns the sum of the squares of its changes.
+  // Requires: weight >= 0, x as long as `before`.
+  double Add(double weight, std::span<const float> x);
   // The sums over the block. Requires: at least one weight is above 0.
   DiscrepancyTerms End() const;
 

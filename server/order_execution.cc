@@ -108,7 +108,8 @@ OrderResult DeleteRun(ShardHost& host, const v1::DeleteRun& order) {
 
 bool IsOrder(const v1::CoordinatorMessage& message) {
   return message.has_open_run() || message.has_apply() || message.has_fence() ||
-         message.has_report_run() || message.has_close_run() || message.has_delete_run();
+         message.has_report_run() || message.has_close_run() || message.has_delete_run() ||
+         message.has_publish();
 }
 
 OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order) {
@@ -117,6 +118,10 @@ OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order) {
   if (order.has_report_run()) return ReportRun(host, order.report_run().run());
   if (order.has_close_run()) return CloseRun(host, order.close_run().run());
   if (order.has_delete_run()) return DeleteRun(host, order.delete_run());
+  if (order.has_publish()) {
+    host.Publish(order.publish());
+    return {};
+  }
   host.Fence(order.fence());
   return {};
 }

@@ -20,6 +20,7 @@ std::string SubjectOf(const v1::CoordinatorMessage& order) {
   if (order.has_fence())
     return absl::StrCat("fence ", order.fence().run(), " ", order.fence().group());
   if (order.has_report_run()) return absl::StrCat("report ", order.report_run().run());
+  if (order.has_publish()) return absl::StrCat("publish ", order.publish().run());
   if (order.has_delete_run()) return absl::StrCat("delete ", order.delete_run().run());
   return absl::StrCat("close ", order.close_run().run());
 }
@@ -29,6 +30,7 @@ const std::string& RunOf(const v1::CoordinatorMessage& order) {
   if (order.has_apply()) return order.apply().run();
   if (order.has_fence()) return order.fence().run();
   if (order.has_report_run()) return order.report_run().run();
+  if (order.has_publish()) return order.publish().run();
   return order.has_delete_run() ? order.delete_run().run() : order.close_run().run();
 }
 

@@ -34,7 +34,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/status.h"
@@ -55,7 +57,23 @@ absl::string_view AsText(std::span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
 
+bool AreFinite(std::span<const float> values) {
+  constexpr uint32_t kExponent = 0x7f800000;
+  uint32_t not_finite = 0;
+  for (const float value : values) {
+    not_finite |= (std::bit_cast<uint32_t>(value) & kExponent) == kExponent ? 1U : 0U;
+  }
+  return not_finite == 0;
+}
+
 }  // namespace
+
+bool RequiresBefore(const v1::Apply& order) {
+  const bool clips = std::any_of(order.participants().begin(), order.participants().end(),
+                                 [](const v1::Participant& each) { return each.scale() > 0; });
+  return order.has_restores() || order.has_outer() || order.has_down() || clips ||
+         ((order.has_up() || order.fragment() > 0) && !order.seed());
+}
 
 RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<BlockScan> before,
                      RoundUpdate* update)
@@ -63,7 +81,12 @@ RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<BlockSc
       files_(std::move(files)),
       update_(update),
       before_(requires_before() || plan.groups.size() > 1 ? std::move(before) : nullptr) {
-  if (before_ != nullptr && plan.groups.size() > 1) discrepancy_ = {0, 0};
+  const bool measures = before_ != nullptr && plan.groups.size() > 1;
+  if (measures) discrepancy_ = {0, 0};
+  for (const GroupSource& group : plan.groups) weights_.push_back(group.weight);
+  if (!screened()) return;
+  const int groups = static_cast<int>(std::ssize(plan.groups));
+  changes_ = before_ != nullptr ? NoChanges(groups) : UnknownChanges(groups);
 }
 
 absl::Status RoundMean::Read(const GroupSource& group, Interval positions, Stretch& stretch) const {
@@ -122,6 +145,7 @@ void RoundMean::ClearStatistics(Interval positions, std::span<float> values) con
 
 absl::Status RoundMean::Keep(Interval positions, Stretch& stretch) const {
   stretch.discrepancy_ = {0, 0};
+  stretch.changes_.Clear();
   stretch.outer_.Clear();
   stretch.residual_.Clear();
   stretch.frame_.clear();
@@ -153,6 +177,7 @@ absl::Status RoundMean::Compute(Interval positions, Stretch& stretch) const {
     return Keep(positions, stretch);
   }
   stretch.discrepancy_ = {0, 0};
+  if (screened()) stretch.changes_ = NoChanges(static_cast<int>(std::ssize(plan_.groups)));
   if (before_ != nullptr) CADRE_RETURN_IF_ERROR(ReadBefore(positions, stretch));
   // Frames are indexed by stretches.
   const int64_t part_size = coded() ? positions.size() : kPart;
@@ -170,25 +195,79 @@ absl::Status RoundMean::Average(Interval part, int64_t offset, Stretch& stretch)
   const std::span<float> values = std::span(stretch.values_).subspan(offset, n);
   std::span<const float> before;
   const bool measured =
-      before_ != nullptr && stretch.before_status_.ok() && plan_.groups.size() > 1;
+      before_ != nullptr && stretch.before_status_.ok() && (plan_.groups.size() > 1 || screened());
   if (measured) {
     before = std::span(stretch.before_).subspan(offset, n);
     stretch.sums_.Begin(before);
+    if (screened()) stretch.block_changes_.Begin(before, weights_);
   }
+  // Values that are not finite make the sum of the squares so, unless they are statistics.
+  bool is_finite = measured && plan_.statistics.empty();
   stretch.group_.resize(n);
+  stretch.groups_.clear();
   for (const GroupSource& group : plan_.groups) {
     CADRE_RETURN_IF_ERROR(Read(group, part, stretch));
-    if (&group == &plan_.groups.front()) {
-      SetWeighted(group.weight, stretch.group_, values);
-    } else {
-      AddWeighted(group.weight, stretch.group_, values);
-    }
-    if (!measured) continue;
-    ClearStatistics(part, stretch.group_);
-    if (coded()) AddWeighted(1, before, stretch.group_);
-    stretch.sums_.Add(group.weight, stretch.group_);
+    Clip(group, part, before, stretch.group_);
+    AddToMean(group, values, stretch);
+    if (measured) is_finite &= std::isfinite(Measure(group, part, before, stretch));
   }
-  if (measured) stretch.discrepancy_ += stretch.sums_.End();
+  if (plan_.order.trim() > 0) {
+    TrimmedMean(weights_, plan_.order.trim(), stretch.groups_, values);
+  }
+  if (measured && plan_.groups.size() > 1) stretch.discrepancy_ += stretch.sums_.End();
+  if (measured && screened()) stretch.block_changes_.End(stretch.changes_);
+  if (!screened() || is_finite) return absl::OkStatus();
+  return NoteNotFinite(part, before, values, stretch);
+}
+
+void RoundMean::AddToMean(const GroupSource& group, std::span<float> mean, Stretch& stretch) const {
+  if (plan_.order.trim() > 0) {
+    stretch.groups_.insert(stretch.groups_.end(), stretch.group_.begin(), stretch.group_.end());
+  } else if (&group == &plan_.groups.front()) {
+    SetWeighted(group.weight, stretch.group_, mean);
+  } else {
+    AddWeighted(group.weight, stretch.group_, mean);
+  }
+}
+
+double RoundMean::Measure(const GroupSource& group, Interval part, std::span<const float> before,
+                          Stretch& stretch) const {
+  ClearStatistics(part, stretch.group_);
+  if (coded()) AddWeighted(1, before, stretch.group_);
+  const double squared = stretch.sums_.Add(group.weight, stretch.group_);
+  if (screened()) stretch.block_changes_.Add(stretch.group_, squared);
+  return squared;
+}
+
+void RoundMean::Clip(const GroupSource& group, Interval part, std::span<const float> before,
+                     std::span<float> values) const {
+  if (group.scale == 1) return;
+  const bool changes = coded();
+  int64_t trained = 0;
+  const auto clip = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float from = changes ? 0 : before[i];
+      values[i] = from + group.scale * (values[i] - from);
+    }
+  };
+  ForEachStatistic(part, [&](Interval statistic) {
+    clip(trained, statistic.begin);
+    trained = statistic.end;
+  });
+  clip(trained, part.size());
+}
+
+absl::Status RoundMean::NoteNotFinite(Interval part, std::span<const float> before,
+                                      std::span<float> mean, Stretch& stretch) const {
+  if (AreFinite(mean)) return absl::OkStatus();
+  for (size_t i = 0; i < plan_.groups.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(Read(plan_.groups[i], part, stretch));
+    if (AreFinite(stretch.group_)) continue;
+    stretch.changes_.set_squared(static_cast<int>(i), std::numeric_limits<double>::infinity());
+    for (size_t k = 0; k < mean.size(); ++k) {
+      if (!std::isfinite(mean[k])) mean[k] = before.empty() || coded() ? 0 : before[k];
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -279,9 +358,10 @@ absl::Status RoundMean::Publish(Interval positions, Stretch& stretch,
 absl::Status RoundMean::Append(const Stretch& stretch) {
   if (!stretch.before_status_.ok() && !std::isnan(discrepancy_.displacement)) {
     LOG(WARNING) << "the discrepancy of the round is unknown: " << stretch.before_status_;
-    discrepancy_ = {};
+    ForgetStatistics();
   }
   discrepancy_ += stretch.discrepancy_;
+  if (stretch.changes_.squared_size() > 0) AddChanges(stretch.changes_, changes_);
   if (update_ == nullptr) return absl::OkStatus();
   AddSums(stretch.outer_, update_->sums);
   if (!update_->down) return absl::OkStatus();
@@ -305,8 +385,18 @@ absl::Status RoundMean::Check() {
   const absl::Status status = before_->Check();
   if (status.ok() || requires_before()) return status;
   LOG(WARNING) << "the discrepancy of the round is unknown: " << status;
-  discrepancy_ = {};
+  ForgetStatistics();
   return absl::OkStatus();
+}
+
+// What is not finite is known without the version before.
+void RoundMean::ForgetStatistics() {
+  discrepancy_ = {};
+  v1::ChangeSums unknown = UnknownChanges(changes_.squared_size());
+  for (int i = 0; i < changes_.squared_size(); ++i) {
+    if (std::isinf(changes_.squared(i))) unknown.set_squared(i, changes_.squared(i));
+  }
+  if (screened()) changes_ = std::move(unknown);
 }
 
 DiscrepancyTerms RoundMean::discrepancy() const { return discrepancy_; }

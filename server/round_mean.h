@@ -22,12 +22,17 @@
 #include "kernels/codec/codec.h"
 #include "model/exchange_units.h"
 #include "server/block_file.h"
+#include "server/change_sums.h"
 #include "server/frame_index.h"
 #include "server/ledger.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
 
 namespace cadre {
+
+// Whether the version that the order makes depends on the version before, or on one that it
+// restores.
+bool RequiresBefore(const v1::Apply& order);
 
 // What a round does beyond averaging. Its states are, for each stretch of positions, the values of
 // state 0, of state 1 and so on: those of the outer optimizer, then, with `down`, the residual:
@@ -72,8 +77,9 @@ class RoundMean {
     friend class RoundMean;
 
     std::vector<float> values_;
-    // The contribution of one group.
+    // The contribution of one group; those of all groups, if the mean is trimmed.
     std::vector<float> group_;
+    std::vector<float> groups_;
     std::string frame_bytes_;
     // The values of the version before; 0 for statistics.
     std::vector<float> before_;
@@ -88,6 +94,8 @@ class RoundMean {
     std::vector<uint16_t> words_;
     DiscrepancySums sums_;
     DiscrepancyTerms discrepancy_;
+    BlockChanges block_changes_;
+    v1::ChangeSums changes_;
     v1::OuterSums outer_;
     v1::ResidualSums residual_;
   };
@@ -112,10 +120,25 @@ class RoundMean {
   // Discrepancy of the trained positions. It is unknown in rounds of one group and if the previous
   // version cannot be read: a missing statistic does not fail the round.
   DiscrepancyTerms discrepancy() const;
+  // How the changes of the groups compare. Empty unless the order is screened; unknown like the
+  // discrepancy, except for whether contributions are finite.
+  const v1::ChangeSums& changes() const { return changes_; }
 
  private:
   // Averages the groups at positions of a stretch, from its position `offset` on.
   absl::Status Average(Interval part, int64_t offset, Stretch& stretch) const;
+  // Adds the contribution that the stretch has read of a group to the mean.
+  void AddToMean(const GroupSource& group, std::span<float> mean, Stretch& stretch) const;
+  // Adds it to the statistics. Returns the sum of the squares of its changes.
+  double Measure(const GroupSource& group, Interval part, std::span<const float> before,
+                 Stretch& stretch) const;
+  // Scales the change of a group that is clipped.
+  void Clip(const GroupSource& group, Interval part, std::span<const float> before,
+            std::span<float> values) const;
+  // Notes the groups that have values that are not finite, if the mean has any: the order will be
+  // repeated without them, so their positions keep the values before.
+  absl::Status NoteNotFinite(Interval part, std::span<const float> before, std::span<float> mean,
+                             Stretch& stretch) const;
   // Reads the values of one group, or decodes its frames.
   absl::Status Read(const GroupSource& group, Interval positions, Stretch& stretch) const;
   absl::Status ReadFrame(const Source& source, Interval positions, std::span<float> out,
@@ -141,9 +164,11 @@ class RoundMean {
   void ClearStatistics(Interval positions, std::span<float> values) const;
 
   bool coded() const { return plan_.order.has_up() && !plan_.order.seed(); }
-  bool requires_before() const {
-    return update_ != nullptr || coded() || plan_.order.fragment() > 0;
-  }
+  // The version before cannot be read.
+  void ForgetStatistics();
+
+  bool screened() const { return plan_.order.attempt() > 0; }
+  bool requires_before() const { return update_ != nullptr || RequiresBefore(plan_.order); }
   uint64_t OffsetOfStates(Interval positions) const {
     return (positions.begin - plan_.span.begin) * update_->number_of_states() * sizeof(float);
   }
@@ -153,7 +178,9 @@ class RoundMean {
   RoundUpdate* const update_;
   // Null if the previous version is neither needed nor known.
   const std::unique_ptr<BlockScan> before_;
+  std::vector<float> weights_;
   DiscrepancyTerms discrepancy_;
+  v1::ChangeSums changes_;
 };
 
 }  // namespace cadre

@@ -17,6 +17,8 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -44,6 +46,7 @@ v1::Applied Answer(const v1::Apply& apply) {
   applied.set_run(apply.run());
   applied.set_shard(apply.shard());
   applied.set_round(apply.round());
+  applied.set_attempt(apply.attempt());
   return applied;
 }
 
@@ -53,6 +56,7 @@ void SetStats(const VersionStats& stats, v1::Applied& answer) {
   answer.set_displacement(stats.discrepancy.displacement);
   if (stats.outer) *answer.mutable_outer() = *stats.outer;
   if (stats.residual) *answer.mutable_residual() = *stats.residual;
+  if (stats.changes.squared_size() > 0) *answer.mutable_changes() = stats.changes;
 }
 
 std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
@@ -168,6 +172,9 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
     }
   }
   CADRE_ASSIGN_OR_RETURN(const RunTerms terms, RunTermsOf(open));
+  if (known != opened_.end() && known->second.open.lineage() == open.lineage()) {
+    PublishUntil(open.run(), open.version());
+  }
   Opened opened;
   {
     absl::MutexLock lock(&mutex_);
@@ -285,8 +292,31 @@ absl::StatusOr<VersionStats> ShardHost::MakeVersion(const ApplyPlan& plan) {
   return IsLoss(before) ? OnReadError(plan.run, before) : made.status();
 }
 
+void ShardHost::Publish(const v1::Publish& publish) {
+  absl::MutexLock turn(&order_mutex_);
+  PublishUntil(publish.run(), publish.round());
+}
+
+void ShardHost::PublishUntil(const std::string& run, uint32_t version) {
+  std::optional<StoredVersion> newest;
+  {
+    absl::MutexLock lock(&mutex_);
+    newest = ledger_.Unpublished(run);
+  }
+  if (!newest || newest->version > version) return;
+  store_->Archive(run, newest->order, newest->stats.digest);
+  std::vector<ContributionKey> dropped;
+  {
+    absl::MutexLock lock(&mutex_);
+    dropped = ledger_.Publish(run, version);
+  }
+  Remove(dropped);
+}
+
 absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
   absl::MutexLock turn(&order_mutex_);
+  // The order of a round shows that the version before is published.
+  if (apply.round() > 0) PublishUntil(apply.run(), apply.round() - 1);
   v1::Applied answer = Answer(apply);
   ApplyDecision decision;
   {
@@ -355,6 +385,7 @@ absl::Status ShardHost::CloseRun(const std::string& run) {
   if (found == opened_.end() || found->second.closed) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(found->second.open, /*closed=*/true)));
   found->second.closed = true;
+  PublishUntil(run, std::numeric_limits<uint32_t>::max());
   std::vector<ContributionKey> dropped;
   {
     absl::MutexLock lock(&mutex_);

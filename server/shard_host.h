@@ -91,6 +91,8 @@ class ShardHost {
   // Applied.missing names groups, the caller may retry.
   absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply)
       ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // Not durable: after a restart OpenRun carries the version of the run.
+  void Publish(const v1::Publish& publish) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // Not durable: after a restart OpenRun carries it, and the keys, which are never stored.
   void Fence(const v1::Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
@@ -151,6 +153,9 @@ class ShardHost {
   // Empty without a version.
   v1::ShardState StateOf(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(const std::vector<ContributionKey>& keys);
+  // The versions of the run up to this one are published.
+  void PublishUntil(const std::string& run, uint32_t version)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   void RemoveOldRuns() ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   // Sum over the open runs of what they may still need.
   int64_t Reserved() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);

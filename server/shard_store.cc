@@ -77,13 +77,6 @@ std::optional<uint32_t> NumberIn(absl::string_view name, absl::string_view prefi
   return number;
 }
 
-// Whether the version that the order makes depends on the version before, or on one that it
-// restores.
-bool RequiresBefore(const v1::Apply& order) {
-  return order.has_restores() || HasStates(order) ||
-         ((order.has_up() || order.fragment() > 0) && !order.seed());
-}
-
 }  // namespace
 
 // --- ShardStore
@@ -235,6 +228,8 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
   // Those of versions that do not exist are left by a crash.
   frames_.RemoveAfter(run, found.versions.empty() ? 0 : found.versions.back().version);
   for (const StoredVersion& version : found.versions) {
+    // Whether the newest is published is not known yet.
+    if (version.order.attempt() > 0 && &version == &found.versions.back()) continue;
     Archive(run, version.order, version.stats.digest);
   }
   return found;
@@ -433,11 +428,12 @@ absl::StatusOr<RoundMean::Files> ShardStore::OpenContributions(const ApplyPlan& 
 }
 
 absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
-  // A seed or a copy makes a version without a frame; an order that has failed may have left one.
-  if (plan.order.seed() || plan.order.has_restores()) frames_.Remove(plan.run, plan.round);
+  // A seed or a copy makes a version without a frame; an order that has failed, or an earlier
+  // attempt, may have left one.
+  frames_.Remove(plan.run, plan.round);
   if (plan.order.has_restores()) {
     CADRE_ASSIGN_OR_RETURN(const VersionStats stats, versions_.Copy(plan));
-    Archive(plan.run, plan.order, stats.digest);
+    if (plan.order.attempt() == 0) Archive(plan.run, plan.order, stats.digest);
     return stats;
   }
   CADRE_ASSIGN_OR_RETURN(RoundMean::Files files, OpenContributions(plan));
@@ -474,7 +470,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
   };
   const auto finish = [&]() -> absl::StatusOr<VersionStats> {
     CADRE_RETURN_IF_ERROR(mean.Check());
-    VersionStats stats{.discrepancy = mean.discrepancy()};
+    VersionStats stats{.discrepancy = mean.discrepancy(), .changes = mean.changes()};
     if (!updates) return stats;
     if (update.outer) stats.outer = update.sums;
     if (update.down) stats.residual = update.residual;
@@ -486,7 +482,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
       versions_.Write(
           plan.run, plan.order, plan.span, {plan.units.get(), plan.fragments}, threads_, compute,
           [&](int thread, Interval) { return mean.Append(stretches[thread]); }, finish));
-  Archive(plan.run, plan.order, stats.digest);
+  if (plan.order.attempt() == 0) Archive(plan.run, plan.order, stats.digest);
   return stats;
 }
 

@@ -122,8 +122,12 @@ class ShardStore {
   // are stored with it.
   absl::StatusOr<VersionStats> WriteInitial(const RunTerms& terms, const InitialVersion& initial);
   // Checks what it reads. After an error, the contributions or what VerifyBefore checks may be
-  // damaged.
+  // damaged. A version that may be made again is archived when it is published.
   absl::StatusOr<VersionStats> WriteMean(const ApplyPlan& plan);
+  // If contributions are kept: those of a version that is published. After an error, which is
+  // logged and kept in archive_failures_, the run cannot be replayed.
+  void Archive(const std::string& run, const v1::Apply& order, uint64_t digest)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Checks the version before that of the plan, or the one that it restores, and its states, if the
   // plan requires them.
   absl::Status VerifyBefore(const ApplyPlan& plan);
@@ -160,10 +164,6 @@ class ShardStore {
   // Removes a folder of a run, its run file last: without it, Load would leave the folder alone.
   absl::Status RemoveRunFolder(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<FoundRun> LoadRunFile(const std::string& run) const;
-  // If contributions are kept: those of a version that exists. After an error, which is logged and
-  // kept in archive_failures_, the run cannot be replayed.
-  void Archive(const std::string& run, const v1::Apply& order, uint64_t digest)
-      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   absl::Status LoadFile(const std::string& name, FoundRun* found);
   absl::StatusOr<FoundContribution> CheckContribution(const std::string& path);

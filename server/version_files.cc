@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "base/status.h"
+#include "server/change_sums.h"
 
 namespace cadre {
 namespace {
@@ -86,12 +87,14 @@ absl::StatusOr<VersionStats> VersionFiles::Write(
   const std::string path = folder_.Version(run, order.round());
   const std::string temporary = absl::StrCat(path, ".new");
   VersionMeta meta{order.round(), 0, span.begin, span.end, {}};
+  v1::Apply stored = order;
+  if (order.attempt() > 0) *stored.mutable_changes() = UnknownChanges(order.participants_size());
   absl::Cleanup remove = [&] { folder_.RemoveFile(temporary); };
   const uint64_t bytes = span.size() * sizeof(float);
   CADRE_ASSIGN_OR_RETURN(
       std::unique_ptr<BlockFile> file,
       BlockFile::Create(folder_.files, temporary,
-                        {EncodeMeta(meta, order), DataFolder::kBlockBytes, bytes}));
+                        {EncodeMeta(meta, stored), DataFolder::kBlockBytes, bytes}));
   BlockWriter writer(std::move(file), bytes);
   std::atomic<uint64_t> digest = 0;
   const auto write = [&](int thread, Interval stretch) -> absl::Status {
@@ -103,7 +106,8 @@ absl::StatusOr<VersionStats> VersionFiles::Write(
   CADRE_ASSIGN_OR_RETURN(VersionStats stats, finish());
   stats.digest = meta.digest = digest;
   meta.discrepancy = stats.discrepancy;
-  CADRE_RETURN_IF_ERROR(writer.Finish(EncodeMeta(meta, order), bytes));
+  if (order.attempt() > 0) *stored.mutable_changes() = stats.changes;
+  CADRE_RETURN_IF_ERROR(writer.Finish(EncodeMeta(meta, stored), bytes));
   CADRE_RETURN_IF_ERROR(folder_.files.Rename(temporary, path));
   std::move(remove).Cancel();
   CADRE_RETURN_IF_ERROR(folder_.files.SyncFolder(folder_.Run(run)));
@@ -274,7 +278,9 @@ absl::StatusOr<StoredVersion> VersionFiles::Check(const std::string& run, uint32
       BlockFile::Open(folder_.files, folder_.Version(run, version), Access::kRead));
   CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, &found.order));
   if (verify) CADRE_RETURN_IF_ERROR(file->Verify());
-  found.stats = {meta.digest, meta.discrepancy};
+  found.stats = {
+      .digest = meta.digest, .discrepancy = meta.discrepancy, .changes = found.order.changes()};
+  found.order.clear_changes();
   if (HasStates(found.order)) {
     CADRE_RETURN_IF_ERROR(CheckStates(run, found.order, verify, &found.stats));
   }

@@ -20,6 +20,7 @@ absl::StatusCode CodeOf(v1::Refusal refusal) {
     case v1::REFUSAL_CLOSED_ROUND:
     case v1::REFUSAL_WRONG_BASE:
     case v1::REFUSAL_WRONG_LINEAGE:
+    case v1::REFUSAL_SCREENED:
       return absl::StatusCode::kFailedPrecondition;
     case v1::REFUSAL_WRONG_CRC:
     case v1::REFUSAL_WRONG_DIGEST:

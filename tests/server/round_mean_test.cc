@@ -48,7 +48,7 @@ class RoundMeanTest : public ::testing::Test {
     RoundMean::Files files;
     for (uint32_t g = 0; g < 2; ++g) {
       const ContributionKey key{"run-1", 1, g, 1, 0};
-      plan.groups.push_back({g, 0.5F, {{key, {0, kElements}, 0}}});
+      plan.groups.push_back({g, 0.5F, 1, {{key, {0, kElements}, 0}}});
       files[key].file =
           ScanOf(absl::StrCat("group-", g), std::vector<float>(kElements, 1.0F + 2.0F * g));
     }
