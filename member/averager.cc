@@ -212,14 +212,16 @@ absl::Status Averager::FinishPull(const RankProtocol::Pull& pull, Traffic* traff
   CADRE_RETURN_IF_ERROR(model_.AwaitOperations());
   // After this barrier every rank has pulled.
   CADRE_RETURN_IF_ERROR(group().Barrier());
-  const uint32_t late = exchange_->Adopt(pull.included);
-  *kept = pull.included || (has_version_ && exchange_->keeps_late_changes() && late == 0);
+  const uint32_t late = exchange_->Adopt(pull.included, pull.screened);
+  const bool keeps_late = has_version_ && exchange_->keeps_late_changes() && late == 0;
+  *kept = pull.included || (keeps_late && !pull.screened);
   ReportDropped(late);
+  if (pull.screened) counters_.Add("changes_screened");
   // Before its first version, a group has contributed nothing.
   if (KeepsCarried() && has_version_) {
     options_.residuals->Settle(pull.version,
                                [&](uint32_t round, uint32_t /*generation*/, auto& tensors) {
-                                 Settle(round, pull.version, pull.included, tensors);
+                                 Settle(round, pull.version, pull.included, pull.screened, tensors);
                                  return true;
                                });
   }
@@ -247,7 +249,9 @@ absl::Status Averager::Merge() {
 // generation that the version does not include is late, and kept as that of a group that goes on.
 // But what is older than the group's newest contribution in the version is a part of it already, or
 // the steps of the contribution have been repeated: a rank that was not in the group has missed it.
-absl::Status Averager::Restore(uint32_t version, const v1::IncludedContribution& included) {
+absl::Status Averager::Restore(const v1::Start& start) {
+  const uint32_t version = start.version();
+  const v1::IncludedContribution& included = start.included();
   if (version > 0 && KeepsStates()) CADRE_RETURN_IF_ERROR(RestoreStates(version));
   if (!KeepsCarried()) return absl::OkStatus();
   uint32_t late = 0;
@@ -255,20 +259,23 @@ absl::Status Averager::Restore(uint32_t version, const v1::IncludedContribution&
     const bool is_included = included.round() == round && included.generation() == generation;
     const bool repeated = tensors.size() > 1 && !is_included && included.round() == round;
     if (round < included.round() || repeated) return false;
-    late = std::max(late, Settle(round, version, is_included, tensors));
+    const bool is_screened = start.screened().scale() == 0 && start.screened().round() == round &&
+                             start.screened().generation() == generation;
+    late = std::max(late, Settle(round, version, is_included, is_screened, tensors));
     return true;
   });
   ReportDropped(late);
   return version > 0 ? RestoreCarried(version, included.round()) : absl::OkStatus();
 }
 
-uint32_t Averager::Settle(uint32_t round, uint32_t version, bool included,
+uint32_t Averager::Settle(uint32_t round, uint32_t version, bool included, bool screened,
                           std::vector<std::vector<float>>& tensors) const {
   if (tensors.size() == 1) return 0;
-  const KeptShare share = KeptShareOf(averaging_, round, version, included);
+  const KeptShare share = KeptShareOf(averaging_, round, version, included, screened);
   std::vector<float> kept = std::move(tensors[included ? 1 : 0]);
   for (size_t i = 0; i < kept.size(); ++i) {
-    kept[i] *= share.factor;
+    // What is not kept may not be finite.
+    kept[i] = share.factor > 0 ? share.factor * kept[i] : 0;
     if (tensors.size() > 2) kept[i] += tensors[2][i];
   }
   tensors.clear();

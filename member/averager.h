@@ -86,7 +86,7 @@ class Averager {
   // ---- What survives the generation
   // Restores what the vaults have for the version from which the generation starts, which includes
   // this contribution of the group.
-  absl::Status Restore(uint32_t version, const v1::IncludedContribution& included);
+  absl::Status Restore(const v1::Start& start);
   // The ranks that leave give to others what their vaults have.
   absl::Status HandOver(uint32_t version, const std::vector<bool>& leaving);
   // The states of the adopted version for a checkpoint; without those of the shards, and with a
@@ -116,7 +116,7 @@ class Averager {
   absl::Status KeepStaged(uint32_t version);
   // Keeps what follows, of what may be kept, from the decision on the contribution to `round`, with
   // which the group continues from `version`. Returns as ShardExchange::Adopt.
-  uint32_t Settle(uint32_t round, uint32_t version, bool included,
+  uint32_t Settle(uint32_t round, uint32_t version, bool included, bool screened,
                   std::vector<std::vector<float>>& tensors) const;
   // The change is `late` rounds late; 0: it is not.
   void ReportDropped(uint32_t late);

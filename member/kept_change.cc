@@ -22,7 +22,8 @@ bool KeepsChanges(const v1::Averaging& averaging) {
 
 // A change in fp32 has left nothing out.
 KeptShare KeptShareOf(const v1::Averaging& averaging, uint32_t round, uint32_t version,
-                      bool included) {
+                      bool included, bool screened) {
+  if (screened) return {};
   const std::optional<v1::Coding> up = CodingOf(averaging.up());
   const std::optional<v1::Staleness> staleness = StalenessOf(averaging);
   if (included) return {.factor = up ? up->error_feedback() : 0};

@@ -22,8 +22,9 @@ struct KeptShare {
 };
 
 // The share for a group that has contributed to `round` and continues from `version`, which
-// includes the contribution or not. Requires: KeepsChanges.
+// includes the contribution or not. Of a contribution that was left out because of what it contains
+// (`screened`), nothing is kept, since what is carried may be the cause. Requires: KeepsChanges.
 KeptShare KeptShareOf(const v1::Averaging& averaging, uint32_t round, uint32_t version,
-                      bool included);
+                      bool included, bool screened = false);
 
 }  // namespace cadre

@@ -447,7 +447,7 @@ class MemberLoop {
 
   absl::Status Do(const RankProtocol::Begin& /*begin*/, std::optional<RankProtocol::Event>* event) {
     progress_.Enter(v1::ACTIVITY_PREPARING);
-    CADRE_RETURN_IF_ERROR(averager_->Restore(start().version(), start().included()));
+    CADRE_RETURN_IF_ERROR(averager_->Restore(start()));
     if (!averager_->has_shards()) CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint({}, failure_));
     begun_ = true;
     CADRE_RETURN_IF_ERROR(Leave(start().version(), leaving_));

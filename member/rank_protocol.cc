@@ -236,7 +236,8 @@ RankProtocol::Pull RankProtocol::PullNow() const {
   return {.version = decision_.version(),
           .step = decision_.step(),
           .digest = decision_.digest(),
-          .included = decision_.included()};
+          .included = decision_.included(),
+          .screened = decision_.refusal() == v1::REFUSAL_SCREENED};
 }
 
 RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {

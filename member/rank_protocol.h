@@ -171,6 +171,8 @@ class RankProtocol {
     uint64_t digest = 0;
     // Whether the version includes the group's last contribution.
     bool included = false;
+    // Whether it does not because of what that contains.
+    bool screened = false;
     bool background = false;
   };
   // Merge the weights with what the group has learned between the boundary and the adoption and, of

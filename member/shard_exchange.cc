@@ -397,10 +397,10 @@ void ShardExchange::AdoptInitial() {
   }
 }
 
-uint32_t ShardExchange::KeepChange(Shard& shard, bool included) const {
+uint32_t ShardExchange::KeepChange(Shard& shard, bool included, bool screened) const {
   if (!shard.contribution || (coder_ == nullptr && !HasChange(shard))) return 0;
   const KeptShare share = KeptShareOf(averaging_, shard.contribution->round,
-                                      shard.version_number.value_or(0), included);
+                                      shard.version_number.value_or(0), included, screened);
   if (coder_ != nullptr) {
     coder_->Carry(shard.id, /*left_out=*/included, share.factor);
     return share.dropped;
@@ -409,7 +409,8 @@ uint32_t ShardExchange::KeepChange(Shard& shard, bool included) const {
   // A change in fp32 has left nothing out.
   const std::vector<float>& kept = included ? shard.left_out : shard.change;
   ForEachValue(shard, shard.contribution->parts, [&](int64_t i, int64_t p, bool trained) {
-    shard.carried[p] = trained && !kept.empty() ? share.factor * kept[i] : 0;
+    const bool keeps = trained && !kept.empty() && share.factor > 0;
+    shard.carried[p] = keeps ? share.factor * kept[i] : 0;
   });
   return share.dropped;
 }
@@ -460,12 +461,12 @@ void ShardExchange::SetCarried(std::span<const float> carried) {
   }
 }
 
-uint32_t ShardExchange::Adopt(bool included) {
+uint32_t ShardExchange::Adopt(bool included, bool screened) {
   uint32_t dropped = 0;
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
-    dropped = std::max(dropped, KeepChange(shard, included));
+    dropped = std::max(dropped, KeepChange(shard, included, screened));
     if (overlap_.steps() > 0 || fragments_ > 1) PrepareMerge(shard);
     CopyTo(shard.version, shard.parts);
     shard.contribution.reset();

@@ -99,10 +99,11 @@ class ShardExchange {
   absl::Duration duration() const { return duration_; }
 
   // Overwrites the owned values with what was pulled. `included`: whether the version includes the
-  // rank's last contribution. Requires: all ranks of the group have pulled, so that they hold what
+  // rank's last contribution, `screened`: whether it does not because of what that contains.
+  // Requires: all ranks of the group have pulled, so that they hold what
   // they have staged until the whole group holds the version. Returns how many rounds late a change
   // is that was dropped for this reason; 0: none was.
-  uint32_t Adopt(bool included) ABSL_LOCKS_EXCLUDED(mutex_);
+  uint32_t Adopt(bool included, bool screened = false) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether a change that is not late by too many rounds is kept for the next contribution.
   bool keeps_late_changes() const {
     return KeepsChanges(averaging_) && KeptShareOf(averaging_, 1, 1, /*included=*/false).factor > 0;
@@ -215,7 +216,7 @@ class ShardExchange {
     return up_ ? std::as_bytes(std::span(shard.frame)) : std::as_bytes(std::span(shard.staged));
   }
   // Updates what is carried after the adoption of a version, if there is a change. As Adopt.
-  uint32_t KeepChange(Shard& shard, bool included) const;
+  uint32_t KeepChange(Shard& shard, bool included, bool screened) const;
   // Computes shard.merged from the owned values, before they are overwritten.
   void PrepareMerge(Shard& shard) const;
   v1::PullRequest RequestOf(const std::vector<Owned>& parts, uint32_t version) const;
