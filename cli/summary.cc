@@ -60,6 +60,7 @@ Json GroupsJson(const Summary& summary) {
                       {"prediction_error", group.prediction_error()},
                       {"prediction_blame", group.prediction_error_cause()},
                       {"prediction_from_own_measurement", group.prediction_from_own_measurement()},
+                      {"screened", group.screened()},
                       {"held", HeldJson(group)}});
   }
   return groups;

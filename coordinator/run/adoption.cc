@@ -146,6 +146,9 @@ v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Ap
   commit.set_run_samples(order.samples());
   if (order.has_restores()) commit.set_restores(order.restores());
   *commit.mutable_keep() = order.keep();
+  // What the groups have claimed is lost, so the screen decides nothing more about it.
+  commit.set_attempt(order.attempt());
+  commit.set_trim(order.trim());
   return commit;
 }
 

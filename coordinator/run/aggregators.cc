@@ -240,6 +240,8 @@ void Aggregators::SendApply(uint32_t shard) const {
   *apply.mutable_included() = closing.included();
   if (closing.has_restores()) apply.set_restores(closing.restores());
   *apply.mutable_keep() = closing.keep();
+  apply.set_attempt(closing.attempt());
+  apply.set_trim(closing.trim());
   apply.set_seed(run_.TakesFirstValues(apply.round()));
   Send(shard, message);
 }
@@ -249,6 +251,13 @@ void Aggregators::SendApplies() {
     // The others receive it when they are open.
     if (shards_.Accepts(shard)) SendApply(shard);
   }
+}
+
+void Aggregators::SendPublish() const {
+  v1::CoordinatorMessage message;
+  message.mutable_publish()->set_run(run_.id());
+  message.mutable_publish()->set_round(record_.version());
+  for (int shard = 0; shard < shards_.size(); ++shard) Send(shard, message);
 }
 
 void Aggregators::RequestReport(const Member& aggregator) const {

@@ -73,6 +73,10 @@ class Aggregators {
   // Orders the shards that accept contributions to apply the closing commit.
   void SendApplies();
 
+  // Tells the shards that the newest version is published. One that does not receive it learns it
+  // from OpenRun or the next order.
+  void SendPublish() const;
+
   // ---- Lost shards
   struct LostShard {
     uint32_t shard = 0;

@@ -86,6 +86,7 @@ void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
     RequestValues(shard, restore, attempt.group);
   } else {
     *apply.mutable_participants() = run_.commits().newest()->participants();
+    apply.set_trim(run_.commits().newest()->trim());
   }
   Send(shard, message);
 }

@@ -7,6 +7,7 @@
 
 #include "absl/algorithm/container.h"
 #include "coordinator/run/run_rules.h"
+#include "coordinator/run/screen.h"
 #include "model/outer_optimizer.h"
 #include "plan/cost/discrepancy.h"
 
@@ -53,6 +54,15 @@ void Commits::Load(const v1::CommitRecord& commit, uint32_t version) {
 // Groups that do not take part keep what the version before includes of them, or that of which the
 // version is a copy.
 void Commits::Begin(v1::CommitRecord commit, int shards) {
+  closing_ = std::move(commit);
+  NameIncluded();
+  if (newest_.has_value()) *closing_->mutable_screened() = newest_->screened();
+  for (int shard = 0; shard < shards; ++shard) closing_->add_digests()->set_shard(shard);
+}
+
+void Commits::NameIncluded() {
+  v1::CommitRecord& commit = *closing_;
+  commit.clear_included();
   std::map<uint32_t, Included> included;
   const v1::CommitRecord* const base = commit.has_restores() ? Find(commit.restores())
                                        : newest_.has_value() ? &*newest_
@@ -67,8 +77,32 @@ void Commits::Begin(v1::CommitRecord commit, int shards) {
     newest.set_generation(participant.generation());
   }
   for (const auto& [group, newest] : included) *commit.add_included() = newest;
-  for (int shard = 0; shard < shards; ++shard) commit.add_digests()->set_shard(shard);
-  closing_ = std::move(commit);
+}
+
+void Commits::Screen(const std::vector<v1::ScreenedChange>& screened,
+                     absl::FunctionRef<void(v1::CommitRecord&)> fill) {
+  v1::CommitRecord& commit = *closing_;
+  for (const v1::ScreenedChange& change : screened) {
+    const auto of_group = [&](const auto& each) { return each.group() == change.group(); };
+    auto& newest = *commit.mutable_screened();
+    newest.erase(std::remove_if(newest.begin(), newest.end(), of_group), newest.end());
+    *newest.Add() = change;
+    auto& participants = *commit.mutable_participants();
+    const auto found = absl::c_find_if(participants, of_group);
+    if (change.scale() > 0) {
+      found->set_scale(change.scale());
+      continue;
+    }
+    commit.mutable_claims()->erase(commit.mutable_claims()->begin() +
+                                   (found - participants.begin()));
+    participants.erase(found);
+    auto& times = *commit.mutable_times();
+    times.erase(std::remove_if(times.begin(), times.end(), of_group), times.end());
+  }
+  commit.set_attempt(commit.attempt() + 1);
+  fill(commit);
+  NameIncluded();
+  for (int shard = 0; shard < commit.digests_size(); ++shard) Revoke(shard);
 }
 
 bool Commits::Apply(const v1::Applied& applied) {
@@ -80,6 +114,7 @@ bool Commits::Apply(const v1::Applied& applied) {
   digest.set_displacement(applied.displacement());
   if (applied.has_outer()) *digest.mutable_outer() = applied.outer();
   if (applied.has_residual()) *digest.mutable_residual() = applied.residual();
+  if (applied.has_changes()) *digest.mutable_changes() = applied.changes();
   return true;
 }
 
@@ -100,6 +135,9 @@ const v1::CommitRecord& Commits::Finish() {
   std::erase_if(older_, [this](const auto& entry) { return !Keeps(*newest_, entry.first); });
   newest_->set_committed(true);
   newest_->set_digest(SumOfDigests(*newest_));
+  newest_->clear_claims();
+  if (const auto changes = ChangesOf(*newest_)) *newest_->mutable_changes() = *changes;
+  for (v1::ShardDigest& digest : *newest_->mutable_digests()) digest.clear_changes();
   return *newest_;
 }
 
@@ -116,6 +154,20 @@ const v1::IncludedContribution* Commits::IncludedOf(uint32_t group) const {
 
 bool Commits::Includes(uint32_t group, uint32_t generation, uint32_t round) const {
   return Holds(newest_, group, generation, round);
+}
+
+const v1::ScreenedChange* Commits::ScreenedOf(uint32_t group) const {
+  const std::optional<v1::CommitRecord>& commit = closing_.has_value() ? closing_ : newest_;
+  if (!commit.has_value()) return nullptr;
+  const auto found = absl::c_find_if(commit->screened(),
+                                     [group](const auto& each) { return each.group() == group; });
+  return found == commit->screened().end() ? nullptr : &*found;
+}
+
+bool Commits::LeavesOut(uint32_t group, uint32_t generation, uint32_t round) const {
+  const v1::ScreenedChange* const newest = ScreenedOf(group);
+  return newest != nullptr && newest->scale() == 0 && newest->generation() == generation &&
+         newest->round() == round;
 }
 
 bool Commits::InClosing(uint32_t group, uint32_t generation) const {

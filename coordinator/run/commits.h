@@ -10,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "model/kept_versions.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -35,6 +36,11 @@ class Commits {
   // Records that a shard has applied the closing commit. Returns false for a duplicate. Requires:
   // closing().
   bool Apply(const v1::Applied& applied);
+  // The closing commit is to be made again, without contributions of which all is left out, and
+  // with others clipped. `fill` fills in what follows from the participants, of which there may be
+  // none. Requires: applied().
+  void Screen(const std::vector<v1::ScreenedChange>& screened,
+              absl::FunctionRef<void(v1::CommitRecord&)> fill);
   // Forgets that a shard has applied the closing commit. Requires: closing().
   void Revoke(uint32_t shard);
   // Whether all shards have applied the closing commit. Requires: closing().
@@ -51,6 +57,11 @@ class Commits {
   const v1::IncludedContribution* IncludedOf(uint32_t group) const;
   // Whether the newest version includes the contribution of this generation to `round`.
   bool Includes(uint32_t group, uint32_t generation, uint32_t round) const;
+  // The group's newest contribution that was screened, up to the newest version or the closing one;
+  // null: none was.
+  const v1::ScreenedChange* ScreenedOf(uint32_t group) const;
+  // Whether all of the contribution of this generation to `round` was left out by the screen.
+  bool LeavesOut(uint32_t group, uint32_t generation, uint32_t round) const;
   // Whether this generation of the group contributed to the closing commit.
   bool InClosing(uint32_t group, uint32_t generation) const;
   // The commit of the newest version, or of an older one that is kept; null if there is none.
@@ -65,6 +76,9 @@ class Commits {
   std::optional<uint64_t> ShardDigest(uint32_t shard) const;
 
  private:
+  // Fills in what the closing commit includes of the groups.
+  void NameIncluded();
+
   std::optional<v1::CommitRecord> newest_;
   std::optional<v1::CommitRecord> closing_;
   // Those before the newest, by version.

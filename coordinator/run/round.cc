@@ -87,12 +87,6 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   v1::CommitRecord commit;
   commit.set_run(run);
   commit.set_round(round_);
-  double loss = 0;
-  // Samples of the groups that know their loss.
-  double samples = 0;
-  MetricMeans metrics;
-  // Those of the largest step.
-  std::vector<double> rates;
   absl::Time last = absl::InfinitePast();
   for (const auto& [group, arrival] : arrivals_) {
     const v1::Contributed& contributed = arrival.contributed;
@@ -101,6 +95,27 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
     participant.set_generation(contributed.place().generation());
     participant.set_ranks(arrival.ranks);
     participant.set_samples(contributed.samples());
+    *commit.add_claims() = contributed;
+    last = std::max(last, arrival.when);
+  }
+  SumUp(commit);
+  last_quorum_ = std::min(QuorumAt(), now);
+  if (arrivals_.size() > 1) AddDelay(last - last_quorum_);
+  return commit;
+}
+
+void SumUp(v1::CommitRecord& commit) {
+  commit.clear_step();
+  commit.clear_samples();
+  commit.clear_loss();
+  commit.clear_metrics();
+  double loss = 0;
+  // Samples of the groups that know their loss.
+  double samples = 0;
+  MetricMeans metrics;
+  // Those of the largest step.
+  std::vector<double> rates;
+  for (const v1::Contributed& contributed : commit.claims()) {
     if (contributed.step() > commit.step()) rates.clear();
     commit.set_step(std::max(commit.step(), contributed.step()));
     if (contributed.step() == commit.step()) rates.push_back(contributed.rate());
@@ -110,7 +125,6 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
       samples += static_cast<double>(contributed.samples());
     }
     metrics.Add(contributed.metrics(), static_cast<double>(contributed.samples()));
-    last = std::max(last, arrival.when);
   }
   if (v1::TrainingMetrics means = metrics.Result(); HasMetrics(means)) {
     *commit.mutable_metrics() = std::move(means);
@@ -118,9 +132,6 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   commit.set_rate(static_cast<float>(Median(std::move(rates))));
   commit.mutable_outer()->set_rate(commit.rate());
   if (samples > 0) commit.set_loss(static_cast<float>(loss / samples));
-  last_quorum_ = std::min(QuorumAt(), now);
-  if (arrivals_.size() > 1) AddDelay(last - last_quorum_);
-  return commit;
 }
 
 void Round::FillTimes(absl::Time opened, v1::CommitRecord& commit) const {

@@ -66,9 +66,8 @@ class Round {
   absl::Time ClosesAt(size_t live, const Away& away) const;
   absl::Duration Grace() const;
 
-  // Closes the round. The commit has the participants in group order, the largest step, the median
-  // of the learning rates of the groups that have reached it, the samples, the mean
-  // loss and the metrics. Requires: at least one contribution.
+  // Closes the round. The commit has the participants in group order with their claims, and what
+  // follows from these (SumUp). Requires: at least one contribution.
   v1::CommitRecord Close(const std::string& run, absl::Time now);
   // Adds to the commit that Close has returned how its participants spent the round, which accepts
   // contributions since `opened`.
@@ -94,5 +93,10 @@ class Round {
   // When the last closed round had its quorum.
   absl::Time last_quorum_ = absl::InfiniteFuture();
 };
+
+// Fills in what follows from the claims of the participants of a commit: the largest step, the
+// median of the learning rates of the groups that have reached it, the samples, the mean loss and
+// the metrics. Requires: at least one participant.
+void SumUp(v1::CommitRecord& commit);
 
 }  // namespace cadre

@@ -263,12 +263,21 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
                      " to shard ", applied.shard(), ": ", applied.error()));
     return;
   }
-  if (rounds_.OnApplied(applied)) FinishCommit();
+  // An answer to an earlier attempt.
+  if (applied.attempt() != commits().closing()->attempt() || !rounds_.OnApplied(applied)) return;
+  if (rounds_.Screen()) return aggregators_.SendApplies();
+  FinishCommit();
 }
 
 void Run::FinishCommit() {
   rounds_.Commit();
+  if (commits().newest()->attempt() > 0) aggregators_.SendPublish();
   attribution_.OnCommit();
+  if (const std::string empty = rounds_.WhyEmpty(); !empty.empty()) {
+    stored_.record().set_branch(record().version());
+    return parking_.ParkDiverged(empty);
+  }
+  for (const uint32_t group : rounds_.Distrusted()) groups_.EndDistrusted(slots_[group]);
   if (const v1::CommitRecord& commit = *commits().newest(); commit.has_restores()) {
     cluster_.ReportRun(v1::EVENT_KIND_ROLLBACK, id(),
                        absl::StrCat("version ", commit.round(), " is a copy of version ",

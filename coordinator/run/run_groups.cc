@@ -23,6 +23,7 @@
 #include "coordinator/cluster/device_match.h"
 #include "coordinator/run/evaluation.h"
 #include "coordinator/run/run_rules.h"
+#include "coordinator/run/screen.h"
 #include "coordinator/store/keys.h"
 
 namespace cadre {
@@ -177,7 +178,7 @@ void RunGroups::SendAssignment(const Slot& slot, uint32_t rank) {
   v1::Assignment& assignment = *message.mutable_assignment();
   *assignment.mutable_place() = slot.Place(rank);
   assignment.set_lineage(record_.lineage());
-  assignment.set_branch(record_.branch());
+  assignment.set_branch(std::max(record_.branch(), slot.record().branch()));
   *assignment.mutable_spec() = run_.spec();
   *assignment.mutable_plan() = slot.record().plan();
   for (const std::string& id : slot.record().members()) {
@@ -269,6 +270,9 @@ void RunGroups::SendStart(const Slot& slot, uint32_t rank) {
   }
   if (const auto* included = run_.commits().IncludedOf(slot.group())) {
     *start.mutable_included() = *included;
+  }
+  if (const auto* screened = run_.commits().ScreenedOf(slot.group())) {
+    *start.mutable_screened() = *screened;
   }
   start.set_catch_up(slot.catches_up());
   start.set_next_step(slot.record().next_step());
@@ -391,6 +395,20 @@ void RunGroups::Fence(Slot& slot, absl::string_view reason, v1::FailureCause cau
   }
   Moved(slot);
   aggregators_.AddFence(slot);
+}
+
+void RunGroups::EndDistrusted(Slot& slot) {
+  const std::string reason = absl::StrCat("rounds have left out its contributions: ",
+                                          WhyScreened(slot.record().newest_screened()));
+  for (const std::string& id : slot.record().members()) {
+    const Member* const member = cluster_.members().Find(id);
+    if (member == nullptr) continue;
+    cluster_.standings().Fail(Cluster::WorkerOf(*member), v1::FAILURE_CAUSE_SCREENED, reason,
+                              cluster_.now());
+  }
+  // What its ranks have kept, such as optimizer states, may be what is wrong.
+  slot.LeaveBranch(record_.version());
+  Fence(slot, reason, v1::FAILURE_CAUSE_SCREENED);
 }
 
 void RunGroups::FenceAll(absl::string_view reason) {

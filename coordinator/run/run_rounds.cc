@@ -49,6 +49,7 @@
 #include "model/data_position.h"
 #include "model/opaque.h"
 #include "model/outer_optimizer.h"
+#include "model/screen.h"
 #include "model/training_metrics.h"
 #include "model/validate.h"
 #include "proto/enum_text.h"
@@ -80,6 +81,7 @@ void SetRules(const v1::RunRecord& run, v1::CommitRecord& commit) {
   if (const auto up = CodingOf(run.spec().averaging().up())) *commit.mutable_up() = *up;
   if (const auto down = CodingOf(run.spec().averaging().down())) *commit.mutable_down() = *down;
   commit.set_fragment(FragmentAfter(run, run.version()));
+  commit.set_trim(TrimOf(run.spec().averaging(), commit.participants_size()));
 }
 
 // The division of the samples from the next version on, whose step is `step`.
@@ -135,6 +137,15 @@ absl::Status RunRounds::Load(const std::map<std::string, std::string>& records) 
     CADRE_RETURN_IF_ERROR(ParseRecord(it->first, it->second, commit));
     commits_.Load(commit, version);
   }
+  // Those that the store still has.
+  for (uint32_t round = version - std::min(version, PastChanges::kRemembered); round <= version;
+       ++round) {
+    const auto it = records.find(CommitKey(run_.id(), round));
+    if (it == records.end()) continue;
+    v1::CommitRecord commit;
+    CADRE_RETURN_IF_ERROR(ParseRecord(it->first, it->second, commit));
+    past_changes_.Add(commit);
+  }
   return absl::OkStatus();
 }
 
@@ -185,8 +196,10 @@ void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   if (run_.Includes(slot, round)) {  // a retransmission: the decision was lost
     SendDecision(slot, round);
   } else if (round <= version || record_.state() == v1::RUN_STATE_FINISHING) {
-    if (round == version && !run_.TakesFirstValues(round)) round_.NoteLate(cluster_.now());
-    Refuse(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
+    const v1::Refusal refusal = WhyNotIncluded(slot, round);
+    const bool is_late = refusal == v1::REFUSAL_CLOSED_ROUND && round == version;
+    if (is_late && !run_.TakesFirstValues(round)) round_.NoteLate(cluster_.now());
+    Refuse(slot, contributed, refusal);
   } else if (run_.committing() && round == version + 2 && contributed.base_version() + 1 == round) {
     // The store was older than the version. A refusal would let the generation contribute to the
     // round a second time.
@@ -202,9 +215,10 @@ void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   } else if (commits_.InClosing(slot.group(), slot.record().generation())) {
     slot.unanswered = round;  // the decision comes with the commit
   } else {
-    const bool first = run_.TakesFirstValues(round);
-    if (slot.refused_round != round && !first) round_.NoteLate(cluster_.now());
-    Refuse(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
+    const v1::Refusal refusal = WhyNotIncluded(slot, round);
+    const bool is_late = refusal == v1::REFUSAL_CLOSED_ROUND && slot.refused_round != round;
+    if (is_late && !run_.TakesFirstValues(round)) round_.NoteLate(cluster_.now());
+    Refuse(slot, contributed, refusal);
   }
 }
 
@@ -295,18 +309,27 @@ void RunRounds::Close(const Round::Away& away) {
   commit.set_opened_ms(record_.round_opened_ms());
   commit.set_closed_ms(absl::ToUnixMillis(cluster_.now()));
   round_.FillTimes(absl::FromUnixMillis(record_.round_opened_ms()), commit);
-  *commit.mutable_division() = NextDivision(record_, commit.step());
   if (run_.TakesFirstValues(commit.round())) {
     commit.mutable_participants()->DeleteSubrange(1, commit.participants_size() - 1);
     commit.set_samples(0);
     commit.clear_outer();
+    commit.clear_claims();
+    *commit.mutable_division() = NextDivision(record_, commit.step());
+    commit.set_run_samples(record_.samples());
   } else {
-    SetRules(record_, commit);
+    commit.set_attempt(ScreenOf(run_.spec().averaging()).has_value() ? 1 : 0);
+    FillFromClaims(commit);
   }
-  commit.set_run_samples(record_.samples() + commit.samples());
   versions_.SetKeep(away, commit);
   commits_.Begin(std::move(commit), run_.shards().size());
   cluster_.out().Put(CommitKey(run_.id(), commits_.closing()->round()), *commits_.closing());
+}
+
+void RunRounds::FillFromClaims(v1::CommitRecord& commit) const {
+  SumUp(commit);
+  SetRules(record_, commit);
+  *commit.mutable_division() = NextDivision(record_, commit.step());
+  commit.set_run_samples(record_.samples() + commit.samples());
 }
 
 void RunRounds::RollBack() {
@@ -328,6 +351,13 @@ void RunRounds::Revoke(uint32_t shard) {
 
 void RunRounds::Commit() {
   const v1::CommitRecord& commit = commits_.Finish();
+  past_changes_.Add(commit);
+  for (const v1::Participant& participant : commit.participants()) {
+    if (participant.group() < slots_.size()) {
+      Slot& slot = slots_[participant.group()];
+      if (slot.ClearLeftOut()) stored_.Save(slot);
+    }
+  }
   RecordVersion(commit);
   WarnOfIdenticalBatches(commit);
   fastest_step_seconds_ = 0;
@@ -401,6 +431,9 @@ void RunRounds::Record(const v1::CommitRecord& commit) {
   point.set_opened_ms(commit.opened_ms());
   point.set_closed_ms(commit.closed_ms());
   *point.mutable_participants() = commit.times();
+  for (const v1::ScreenedChange& change : commit.screened()) {
+    if (change.round() == commit.round()) *point.add_screened() = change;
+  }
   point.set_groups(slots_.size());
   point.set_bytes_across_groups(record_.message_bytes());
   if (record_.digest() != 0) point.set_digest(DigestHex(record_.digest()));

@@ -15,6 +15,7 @@
 #include "coordinator/run/evaluation.h"
 #include "coordinator/run/prediction_error_cause.h"
 #include "coordinator/run/run_rules.h"
+#include "coordinator/run/screen.h"
 
 namespace cadre {
 namespace {
@@ -215,6 +216,15 @@ v1::GroupStatus RunWithStatus::StatusOf(const Slot& slot, bool details) const {
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());
   status.set_reason(record.reason());
+  status.set_screened(record.screened());
+  if (record.has_newest_screened()) *status.mutable_newest_screened() = record.newest_screened();
+  if (record.left_out() > 0) {
+    const v1::ScreenedChange& newest = record.newest_screened();
+    status.set_reason(AfterReason(status.reason(), absl::StrCat("round ", newest.round(),
+                                                                " has left out its "
+                                                                "contribution: ",
+                                                                WhyScreened(newest))));
+  }
   if (LeavesOut(slot.group())) {
     status.set_reason("left out of the run since a rollback, until the run is scaled");
   }

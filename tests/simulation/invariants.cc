@@ -50,8 +50,8 @@ void Invariants::OnTransaction(size_t coordinator, const Store& before, const St
       const auto commit = Parse<v1::CommitRecord>(bytes);
       const auto was = Parse<v1::CommitRecord>(old == before.end() ? std::string() : old->second);
       // Another coordinator has closed the round differently, and its version was made.
-      const bool replaced =
-          restored_.contains(commit.run()) && !was.committed() && !SameMaking(was, commit);
+      const bool replaced = restored_.contains(commit.run()) && !was.committed() &&
+                            !SameMaking(was, commit) && commit.attempt() <= was.attempt();
       if (old == before.end() || replaced) {
         CheckNewCommit(view, before, after, commit);
       } else {

@@ -133,6 +133,7 @@ class Invariants {
   // An aggregator has written the values of a rival: it becomes the version.
   void ChooseRival(const std::pair<std::string, uint32_t>& version, Interval span,
                    const Values& values);
+  void OnNextAttempt(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
   // Records what the rank contributes: the change in a frame, or values.

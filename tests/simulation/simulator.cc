@@ -222,6 +222,8 @@ v1::Averaging Simulator::MakeAveraging(const v1::Cluster& cluster) {
     averaging.mutable_keep_versions()->set_every(between(1, 4));
     averaging.mutable_keep_versions()->set_count(between(0, 3));
   }
+  // So strict that it leaves out groups whose changes are not unusual.
+  if (dice.Chance(0.2)) averaging.mutable_screen()->mutable_exclude()->set_ratio(1.3F);
   if (dice.Chance(0.4)) averaging.set_max_solo_steps(between(1, 10));
   if (world_.has_outer_runs) MakeOuter(averaging);
   return averaging;

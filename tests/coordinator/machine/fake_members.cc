@@ -296,6 +296,8 @@ void FakeMembers::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
     if (found != aggregator.shards.end()) found->second.closed = true;
   } else if (message.has_delete_run()) {
     OnDeleteRun(aggregator, message.delete_run());
+  } else if (message.has_publish()) {
+    aggregator.shards.at(message.publish().run()).published = message.publish().round();
   } else if (message.has_report_run()) {
     OnReportRun(aggregator, message.report_run().run());
   } else if (message.has_apply() && behaviour.apply) {
@@ -385,6 +387,11 @@ void FakeMembers::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
   applied.set_run(apply.run());
   applied.set_shard(shard.shard);
   applied.set_round(apply.round());
+  applied.set_attempt(apply.attempt());
+  if (apply.round() == shard.version && shard.published < apply.round() &&
+      apply.attempt() > shard.newest.attempt()) {
+    shard.digests.erase(shard.version--);
+  }
   if (apply.round() == shard.version + 1) {
     for (const v1::Participant& participant : apply.participants()) {
       bool whole = true;
@@ -433,6 +440,7 @@ void FakeMembers::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
   applied.set_digest(shard.digests[apply.round()]);
   applied.set_variance_between_groups(behaviour.variance_between_groups);
   applied.set_displacement(behaviour.displacement);
+  if (behaviour.changes) *applied.mutable_changes() = behaviour.changes(apply);
   Post(aggregator.connection, applied);
 }
 

@@ -82,6 +82,8 @@ struct FakeAggregator {
     std::map<uint32_t, std::string> keys;
     v1::OpenRun open;
     v1::Apply newest;
+    // The newest version that the coordinator has published.
+    uint32_t published = 0;
     // The version after which a shard that has lost its values accepts contributions, the values
     // that ranks have staged since then, as (round, seed, group, rank), and the order that waits.
     std::optional<uint32_t> hollow;
@@ -131,6 +133,8 @@ class FakeMembers {
     // Reported by every shard for each round; 0 and 0 add nothing to a discrepancy.
     double variance_between_groups = 0;
     double displacement = 0;
+    // What every shard measures of the changes of a round. Optional.
+    std::function<v1::ChangeSums(const v1::Apply&)> changes;
     // Error of aggregators for version 0.
     std::string open_error;
     // Whether ranks answer a TraceSteps immediately, with one event per step.

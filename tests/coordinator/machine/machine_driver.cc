@@ -57,6 +57,8 @@ void MachineDriver::CheckTransaction(const std::string& key, const std::string& 
   v1::CommitRecord before;
   ASSERT_TRUE(before.ParseFromString(it->second));
   EXPECT_FALSE(before.committed()) << "a committed record must not change: " << key;
+  ASSERT_GE(commit.attempt(), before.attempt()) << key;
+  if (commit.attempt() > before.attempt()) return;
   ASSERT_EQ(before.participants_size(), commit.participants_size()) << key;
   for (int i = 0; i < before.participants_size(); ++i) {
     EXPECT_EQ(before.participants(i).SerializeAsString(),

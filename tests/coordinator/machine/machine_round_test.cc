@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <limits>
 
 #include "tests/coordinator/machine/round_fixture.h"
@@ -131,7 +132,8 @@ TEST_F(MachineRoundTest, ApplyHasStepAndSamplesOfVersion) {
     const v1::RunStatus status = cluster_.RunStatus(run);
     ASSERT_EQ(status.version(), version);
     for (const FakeAggregator& aggregator : cluster_.aggregators()) {
-      const v1::CoordinatorMessage& newest = aggregator.received.back();
+      EXPECT_EQ(aggregator.received.back().publish().round(), version);
+      const v1::CoordinatorMessage& newest = *std::prev(aggregator.received.end(), 2);
       ASSERT_TRUE(newest.has_apply());
       EXPECT_EQ(newest.apply().step(), version * 5);
       EXPECT_EQ(newest.apply().samples(), status.samples());
