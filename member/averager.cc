@@ -9,12 +9,16 @@
 // is carried over to the next contribution depends on whether the version includes this one: until
 // the group knows, another vault has the change and what its code has left out. The group learns it
 // from the decision or, if its generation ends before, the next one from Start.included. So every
-// change is in the model once, or in what is carried.
+// change is in the model once, or in what is carried. A late change stays in the vault as it was
+// contributed, and its positions have the number of that round as their count: each generation that
+// starts with it weights it by how late it is by then, however many generations have ended. What
+// codes have left out of a contribution that is in the model is not late; its count is 0.
 #include "member/averager.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "base/status.h"
@@ -31,6 +35,13 @@ namespace {
 // a contribution has at most 65,536 ranges (server/ledger). Contributions are then coded on the
 // host, because a device would need a copy for each interval.
 constexpr uint64_t kMaxIntervals = 1 << 14;
+
+// Whether the snapshot has the change of its own round, and not only what is carried.
+bool HasChange(const StateVault::Snapshot& snapshot) {
+  return absl::c_any_of(snapshot.positions, [&](const UpdateCount& each) {
+    return each.updates > 0 && each.updates == snapshot.version;
+  });
+}
 
 }  // namespace
 
@@ -219,11 +230,11 @@ absl::Status Averager::FinishPull(const RankProtocol::Pull& pull, Traffic* traff
   if (pull.screened) counters_.Add("changes_screened");
   // Before its first version, a group has contributed nothing.
   if (KeepsCarried() && has_version_) {
-    options_.residuals->Settle(pull.version,
-                               [&](uint32_t round, uint32_t /*generation*/, auto& tensors) {
-                                 Settle(round, pull.version, pull.included, pull.screened, tensors);
-                                 return true;
-                               });
+    options_.residuals->Settle(pull.version, [&](StateVault::Snapshot& each) {
+      const bool newest = each.version == keepable_round_;
+      Settle(pull.version, pull.included && newest, pull.screened && newest, each);
+      return true;
+    });
   }
   CADRE_RETURN_IF_ERROR(StorePart());
   if (coder_ != nullptr) CADRE_RETURN_IF_ERROR(coder_->Adopt());
@@ -255,32 +266,47 @@ absl::Status Averager::Restore(const v1::Start& start) {
   if (version > 0 && KeepsStates()) CADRE_RETURN_IF_ERROR(RestoreStates(version));
   if (!KeepsCarried()) return absl::OkStatus();
   uint32_t late = 0;
-  options_.residuals->Settle(version, [&](uint32_t round, uint32_t generation, auto& tensors) {
-    const bool is_included = included.round() == round && included.generation() == generation;
-    const bool repeated = tensors.size() > 1 && !is_included && included.round() == round;
-    if (round < included.round() || repeated) return false;
-    const bool is_screened = start.screened().scale() == 0 && start.screened().round() == round &&
-                             start.screened().generation() == generation;
-    late = std::max(late, Settle(round, version, is_included, is_screened, tensors));
+  options_.residuals->Settle(version, [&](StateVault::Snapshot& each) {
+    const bool same_round = included.round() == each.version;
+    const bool is_included = same_round && included.generation() == each.generation;
+    const bool repeated = same_round && !is_included && HasChange(each);
+    if (each.version < included.round() || repeated) return false;
+    const v1::ScreenedChange& screened = start.screened();
+    const bool is_screened = screened.scale() == 0 && screened.round() == each.version &&
+                             screened.generation() == each.generation;
+    late = std::max(late, Settle(version, is_included, is_screened, each));
     return true;
   });
   ReportDropped(late);
   return version > 0 ? RestoreCarried(version, included.round()) : absl::OkStatus();
 }
 
-uint32_t Averager::Settle(uint32_t round, uint32_t version, bool included, bool screened,
-                          std::vector<std::vector<float>>& tensors) const {
-  if (tensors.size() == 1) return 0;
-  const KeptShare share = KeptShareOf(averaging_, round, version, included, screened);
-  std::vector<float> kept = std::move(tensors[included ? 1 : 0]);
-  for (size_t i = 0; i < kept.size(); ++i) {
-    // What is not kept may not be finite.
-    kept[i] = share.factor > 0 ? share.factor * kept[i] : 0;
-    if (tensors.size() > 2) kept[i] += tensors[2][i];
+uint32_t Averager::Settle(uint32_t version, bool included, bool screened,
+                          StateVault::Snapshot& snapshot) const {
+  std::vector<float>& values = snapshot.tensors.front();
+  uint32_t late = 0;
+  size_t begin = 0;
+  for (UpdateCount& each : snapshot.positions) {
+    const size_t end = begin + each.positions.size();
+    const KeptShare share = ShareOf(each, version, included, screened);
+    late = std::max(late, share.dropped);
+    if (each.updates > 0 && (included || screened || share.dropped > 0)) {
+      const bool coded = snapshot.tensors.size() > 1 && share.factor > 0;
+      for (size_t i = begin; i < end; ++i) {
+        values[i] = coded ? share.factor * snapshot.tensors[1][i] : 0;
+      }
+      each.updates = 0;
+    }
+    begin = end;
   }
-  tensors.clear();
-  tensors.push_back(std::move(kept));
-  return share.dropped;
+  snapshot.tensors.resize(1);
+  return late;
+}
+
+KeptShare Averager::ShareOf(const UpdateCount& kept, uint32_t version, bool included,
+                            bool screened) const {
+  if (kept.updates == 0) return {.factor = 1};
+  return KeptShareOf(averaging_, static_cast<uint32_t>(kept.updates), version, included, screened);
 }
 
 void Averager::ReportDropped(uint32_t late) {
@@ -329,7 +355,14 @@ absl::Status Averager::RestoreCarried(uint32_t version, uint32_t included_round)
                      included_round, " have left out of ", model_.index().size() - found, " of ",
                      model_.index().size(), " elements was lost with its ranks"));
   }
-  if (found > 0) exchange_->SetCarried(values);
+  if (found == 0) return absl::OkStatus();
+  for (const UpdateCount& each : carried.updates) {
+    const float factor = ShareOf(each, version, /*included=*/false).factor;
+    for (const Owned& part : PartsIn(each.positions, carried.tensors.front())) {
+      for (float& value : part.values) value *= factor;
+    }
+  }
+  exchange_->SetCarried(values);
   return absl::OkStatus();
 }
 
@@ -342,27 +375,36 @@ std::vector<Owned> Averager::ExchangedIn(std::span<float> values) const {
   return owned;
 }
 
-void Averager::KeepInVault(uint32_t version, std::span<std::vector<float>* const> tensors) {
-  StateVault::States states;
-  for (std::vector<float>* const values : tensors) states.tensors.push_back(ExchangedIn(*values));
-  for (const Owned& each : exchanged_) states.updates.push_back({each.positions});
-  options_.residuals->Keep(version, states);
-}
-
 absl::Status Averager::KeepCarried() {
   std::vector<float> values;
   CADRE_RETURN_IF_ERROR(exchange_->Carried(&values));
-  std::vector<float>* const tensors[] = {&values};
-  KeepInVault(0, tensors);
+  StateVault::States states{.tensors = {ExchangedIn(values)}};
+  for (const Owned& each : exchanged_) states.updates.push_back({each.positions});
+  options_.residuals->Keep(0, states);
   return options_.residuals->Replicate(group());
 }
 
 absl::Status Averager::KeepStaged(uint32_t version) {
   if (!KeepsCarried() || !has_version_) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(exchange_->WhatMayBeKept(&keepable_));
-  std::vector<std::vector<float>*> tensors = {&keepable_.change, &keepable_.left_out};
-  if (!keepable_.rest.empty()) tensors.push_back(&keepable_.rest);
-  KeepInVault(version + 1, tensors);
+  keepable_round_ = version + 1;
+  StateVault::States states{.tensors = {ExchangedIn(keepable_.change)}};
+  if (codes_up_) states.tensors.push_back(ExchangedIn(keepable_.left_out));
+  auto exchanged = keepable_.exchanged.begin();
+  for (const auto& [positions, values] : exchanged_) {
+    for (int64_t begin = positions.begin; begin < positions.end;) {
+      const bool rest = exchanged == keepable_.exchanged.end() || begin < exchanged->begin;
+      int64_t end = positions.end;
+      if (!rest) {
+        end = (exchanged++)->end;
+      } else if (exchanged != keepable_.exchanged.end()) {
+        end = std::min(end, exchanged->begin);
+      }
+      states.updates.push_back({{begin, end}, rest ? 0 : keepable_round_});
+      begin = end;
+    }
+  }
+  options_.residuals->Keep(keepable_round_, states);
   return options_.residuals->Replicate(group());
 }
 

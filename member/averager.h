@@ -22,6 +22,7 @@
 #include "member/cancellation.h"
 #include "member/contribution_coder.h"
 #include "member/group_control.h"
+#include "member/kept_change.h"
 #include "member/loop_options.h"
 #include "member/model_values.h"
 #include "member/owned.h"
@@ -110,19 +111,21 @@ class Averager {
   absl::Status RestoreStates(uint32_t version);
   // `included_round`: of the newest contribution that the version includes; 0: it includes none.
   absl::Status RestoreCarried(uint32_t version, uint32_t included_round);
-  // A vault holds what is carried as one tensor, or what may be kept of a contribution as several,
-  // until the decision on it is known.
+  // A vault holds what is carried or, until the decision on a contribution is known, its change and
+  // what its code has left out. The count of a position (UpdateCount) is the round to which its
+  // value was contributed, which is not weighted yet; 0: the value is carried as it is.
   absl::Status KeepCarried();
   absl::Status KeepStaged(uint32_t version);
-  // Keeps what follows, of what may be kept, from the decision on the contribution to `round`, with
-  // which the group continues from `version`. Returns as ShardExchange::Adopt.
-  uint32_t Settle(uint32_t round, uint32_t version, bool included, bool screened,
-                  std::vector<std::vector<float>>& tensors) const;
+  // Keeps in the snapshot what follows from the decision on its contribution, with which the group
+  // continues from `version`. Arguments and result as those of ShardExchange::Adopt.
+  uint32_t Settle(uint32_t version, bool included, bool screened,
+                  StateVault::Snapshot& snapshot) const;
+  // The share of values with this count, for a group that continues from `version`.
+  KeptShare ShareOf(const UpdateCount& kept, uint32_t version, bool included, bool screened) const;
   // The change is `late` rounds late; 0: it is not.
   void ReportDropped(uint32_t late);
   // `values` as those of the positions that this rank exchanges, and these as states of a vault.
   std::vector<Owned> ExchangedIn(std::span<float> values) const;
-  void KeepInVault(uint32_t version, std::span<std::vector<float>* const> tensors);
   // What a checkpoint contains, as zeros in state_values_. What codes have left out of
   // contributions is the first state, if there is any.
   std::vector<AveragingState> MakeStates();
@@ -150,6 +153,7 @@ class Averager {
   std::vector<std::vector<float>> state_values_;
   // What was kept last. The memory is used again, because page faults would cost more than copies.
   ShardExchange::Keepable keepable_;
+  uint32_t keepable_round_ = 0;
   // Null: the exchange codes contributions.
   std::unique_ptr<ContributionCoder> coder_;
   std::unique_ptr<ShardExchange> exchange_;

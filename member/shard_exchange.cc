@@ -426,14 +426,17 @@ absl::Status ShardExchange::Carried(std::vector<float>* values) const {
 }
 
 absl::Status ShardExchange::WhatMayBeKept(Keepable* keepable) const {
-  CADRE_RETURN_IF_ERROR(Carried(&keepable->rest));
-  keepable->change.assign(keepable->rest.size(), 0);
-  keepable->left_out.assign(keepable->rest.size(), 0);
+  keepable->exchanged.clear();
+  for (const Shard& shard : shards_) {
+    for (const Owned& part : shard.contribution->parts) {
+      keepable->exchanged.push_back(part.positions);
+    }
+  }
+  CADRE_RETURN_IF_ERROR(Carried(&keepable->change));
+  keepable->left_out.assign(up_ ? keepable->change.size() : 0, 0);
   if (coder_ != nullptr) {
     using Kind = ContributionCoder::Kind;
-    for (const Shard& shard : shards_) {
-      if (shard.contribution) CADRE_RETURN_IF_ERROR(shard.contribution->coded);
-    }
+    for (const Shard& shard : shards_) CADRE_RETURN_IF_ERROR(shard.contribution->coded);
     CADRE_RETURN_IF_ERROR(coder_->CopyOut(Kind::kChange, keepable->change));
     CADRE_RETURN_IF_ERROR(coder_->CopyOut(Kind::kLeftOut, keepable->left_out));
   }
@@ -444,11 +447,9 @@ absl::Status ShardExchange::WhatMayBeKept(Keepable* keepable) const {
       if (coder_ == nullptr) change = shard.change[i];
       if (!trained) change = 0;
       if (!shard.left_out.empty()) keepable->left_out[before + p] = shard.left_out[i];
-      keepable->rest[before + p] = 0;
     });
     before += ElementsOf(shard.parts);
   }
-  if (fragments_ == 1) keepable->rest.clear();
   return absl::OkStatus();
 }
 

@@ -126,13 +126,14 @@ class ShardExchange {
   // KeepsChanges. Errors: those of the coder.
   absl::Status Carried(std::vector<float>* values) const;
   // The change of the last contribution, which must be staged, or at least begun to be staged by a
-  // coder, and what its code has left out, in order of positions: Adopt will carry a share of one
-  // of them. And what is carried of values that the contribution did not exchange, if it was a
-  // fragment.
+  // coder, and, if it was coded, what its code has left out, in order of positions: Adopt will
+  // carry a share of one of them. Values that the contribution did not exchange, because it was a
+  // fragment, are those that are carried.
   struct Keepable {
     std::vector<float> change;
     std::vector<float> left_out;
-    std::vector<float> rest;
+    // What the contribution exchanged, in order.
+    std::vector<Interval> exchanged;
   };
   // Requires and Errors: as Carried.
   absl::Status WhatMayBeKept(Keepable* keepable) const;

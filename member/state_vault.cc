@@ -310,11 +310,9 @@ void StateVault::Keep(uint32_t round, const States& states) {
   Push(std::move(snapshot));
 }
 
-void StateVault::Settle(uint32_t version, SettleSnapshot settle) {
+void StateVault::Settle(uint32_t version, absl::FunctionRef<bool(Snapshot& snapshot)> settle) {
   DropFrom(version + 1);
-  std::erase_if(snapshots_, [&](Snapshot& each) {
-    return !settle(each.version, each.generation, each.tensors);
-  });
+  std::erase_if(snapshots_, [&](Snapshot& each) { return !settle(each); });
 }
 
 absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Communicator& group) {

@@ -51,6 +51,15 @@ class StateVault {
     std::vector<UpdateCount> updates;
   };
 
+  // What is held for `version`, with what other ranks have copied to this one.
+  struct Snapshot {
+    uint32_t version = 0;
+    uint32_t generation = 0;
+    std::vector<UpdateCount> positions;
+    // For each state tensor, the values of the positions in order.
+    std::vector<std::vector<float>> tensors;
+  };
+
   // A generation begins. Frees the snapshots of another run or group, and those of before a
   // rollback.
   void Enter(const v1::Assignment& assignment);
@@ -60,11 +69,8 @@ class StateVault {
   // A collective, after Keep on all ranks: copies the snapshots to other ranks.
   absl::Status Replicate(Communicator& group);
   // Snapshots of later versions are dropped, since the run does not have these. `settle` receives
-  // the others, with their round and generation, and may change their tensors; false: the snapshot
-  // is dropped.
-  using SettleSnapshot = absl::FunctionRef<bool(uint32_t round, uint32_t generation,
-                                                std::vector<std::vector<float>>& tensors)>;
-  void Settle(uint32_t version, SettleSnapshot settle);
+  // the others and may change their counts and tensors; false: the snapshot is dropped.
+  void Settle(uint32_t version, absl::FunctionRef<bool(Snapshot& snapshot)> settle);
 
   // A collective. Overwrites the values of `states`, and its updates, with what the ranks hold for
   // `version`, or else for the newest version before it, and then keeps them for `version`. Returns
@@ -77,13 +83,6 @@ class StateVault {
   absl::Status HandOver(uint32_t version, const std::vector<bool>& leaving, Communicator& group);
 
  private:
-  struct Snapshot {
-    uint32_t version = 0;
-    uint32_t generation = 0;
-    std::vector<UpdateCount> positions;
-    // For each state tensor, the values of the positions in order.
-    std::vector<std::vector<float>> tensors;
-  };
   // `snapshot` becomes one of the states.
   void Fill(uint32_t version, const States& states, Snapshot& snapshot) const;
   // Replaces snapshots of its version and of later ones.

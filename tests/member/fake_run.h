@@ -15,6 +15,7 @@
 #include "member/member_loop.h"
 #include "model/coding.h"
 #include "model/outer_optimizer.h"
+#include "model/parameter_index.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/comm/transport/ranks.h"
 #include "tests/member/recording_control.h"
@@ -78,6 +79,19 @@ class FakeRun {
   // a checkpoint. Another group may train in the call.
   void OnAdopted(std::function<void(const v1::Adopted&)> adopted) { adopted_ = std::move(adopted); }
   uint32_t version() const { return newest_.version(); }
+  // The values of the newest version.
+  std::vector<float> Values() const {
+    const ParameterIndex index = *ParameterIndex::FromModel(spec_.model());
+    std::vector<float> values(index.size());
+    v1::PullRequest request;
+    request.set_run("run-1");
+    request.set_lineage("run-1.a");
+    request.set_version(newest_.version());
+    for (const v1::Range& range : index.RangesOf(0, index.size())) *request.add_ranges() = range;
+    Traffic ignored;
+    EXPECT_EQ(server_.Client()->Read(request, values, &ignored), absl::OkStatus());
+    return values;
+  }
   uint64_t digest() const { return newest_.digest(); }
 
  private:

@@ -214,17 +214,17 @@ TEST_F(StateVaultTest, SnapshotsAreSettled) {
   Contribute(3, {2, 0}, 5, 5);
   for (int rank = 0; rank < 2; ++rank) {
     std::vector<std::pair<uint32_t, uint32_t>> seen;
-    vaults_[rank].Settle(4, [&](uint32_t round, uint32_t generation, auto& tensors) {
-      seen.emplace_back(round, generation);
-      EXPECT_EQ(tensors.size(), size_t{kTensors});
-      tensors = {tensors[1]};
-      return round == 4;
+    vaults_[rank].Settle(4, [&](StateVault::Snapshot& each) {
+      seen.emplace_back(each.version, each.generation);
+      EXPECT_EQ(each.tensors.size(), size_t{kTensors});
+      each.tensors = {each.tensors[1]};
+      return each.version == 4;
     });
     EXPECT_EQ(seen, (std::vector<std::pair<uint32_t, uint32_t>>{{4, 2}}))
         << "two snapshots are held; the run does not have version 5";
-    vaults_[rank].Settle(7, [&](uint32_t round, uint32_t /*generation*/, auto& tensors) {
-      EXPECT_EQ(round, 4U);
-      EXPECT_EQ(tensors.size(), 1U);
+    vaults_[rank].Settle(7, [&](const StateVault::Snapshot& each) {
+      EXPECT_EQ(each.version, 4U);
+      EXPECT_EQ(each.tensors.size(), 1U);
       return true;
     });
   }

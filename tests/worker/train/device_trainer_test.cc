@@ -302,8 +302,8 @@ void ExpectKeptResidual(const Result& result, uint32_t version) {
     std::vector<float> values(size);
     StateVault::States states;
     states.tensors.push_back({{{0, std::ssize(values)}, values}});
-    vault.Settle(version, [](uint32_t /*round*/, uint32_t /*generation*/, auto& tensors) {
-      if (tensors.size() > 1) tensors = {tensors[1]};
+    vault.Settle(version, [](StateVault::Snapshot& each) {
+      if (each.tensors.size() > 1) each.tensors = {each.tensors[1]};
       return true;
     });
     OnGroup(1, [&](Communicator& group) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
 #include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
@@ -50,8 +51,8 @@ class TrainedRun {
   void TrainWithoutCommit(const std::vector<int>& workers) {
     run_.TrainWithoutCommit(std::ssize(workers), TrainerOf(workers));
   }
-  // The group trains its first steps, but the aggregator refuses its contribution.
-  void FailFirstRound(const std::vector<int>& workers) {
+  // The group trains its next steps, but the aggregator refuses its contribution.
+  void FailRound(const std::vector<int>& workers) {
     run_.OnAdopted([&](const v1::Adopted&) { run_.Fence(); });
     run_.Train(std::ssize(workers), 1,
                [&](const v1::Assignment& assignment, RecordingControl& control,
@@ -66,6 +67,7 @@ class TrainedRun {
     run_.OnAdopted(nullptr);
   }
   uint64_t digest() const { return run_.digest(); }
+  std::vector<float> Values() const { return run_.Values(); }
 
   std::vector<StateVault> vaults{4};
   std::vector<StateVault> residuals{4};
@@ -174,7 +176,7 @@ TEST(Reform, WhatTheCheckpointHasSurvives) {
 
     // Version 1 is made by another group.
     TrainedRun late(spec);
-    late.FailFirstRound(workers);
+    late.FailRound(workers);
     late.Train({3}, 1, /*group=*/1);
     EXPECT_EQ(late.digest(), initial);
     late.Train(reversed, 1);
@@ -199,28 +201,43 @@ TEST(Reform, WhatTheCheckpointHasSurvives) {
     EXPECT_EQ(returned.digest(), before);
 
     TrainedRun repeated(spec);
-    repeated.FailFirstRound(workers);
+    repeated.FailRound(workers);
     repeated.Train(reversed, 3);
     EXPECT_EQ(repeated.digest(), whole.digest());
   }
 }
 
-// The change of values in fp32 is kept for the next contribution, like that of a group that goes
-// on.
+// The change of values in fp32 is kept for the next contribution, with a weight for every round
+// that it is late, like that of a group that goes on; also if the generations that follow
+// contribute nothing.
 TEST(Reform, LateChangesSurvive) {
   v1::RunSpec spec = Spec("sgd {}");
   spec.mutable_averaging()->mutable_staleness()->set_max_rounds(2);
   for (const std::vector<int>& workers : {std::vector<int>{0}, {0, 1}}) {
-    uint64_t digests[2] = {};
-    for (const bool forgotten : {false, true}) {
-      TrainedRun run(spec);
-      run.TrainWithoutCommit(workers);
-      run.Train({3}, 1, /*group=*/1);
-      if (forgotten) run.residuals = std::vector<StateVault>(4);
-      run.Train({workers.rbegin(), workers.rend()}, 1);
-      digests[forgotten ? 1 : 0] = run.digest();
+    const std::vector<int> reversed(workers.rbegin(), workers.rend());
+    TrainedRun in_time(spec);
+    std::vector<float> change = in_time.Values();
+    in_time.Train(workers, 1);
+    const std::vector<float> trained = in_time.Values();
+    for (size_t i = 0; i < change.size(); ++i) change[i] = trained[i] - change[i];
+
+    for (const auto& [rounds_late, weight] : {std::pair(1, 0.5F), {2, 0.25F}, {3, 0.0F}}) {
+      SCOPED_TRACE(absl::StrCat(workers.size(), " ranks, ", rounds_late, " rounds late"));
+      std::vector<float> contributed[2];
+      for (const bool forgotten : {false, true}) {
+        TrainedRun run(spec);
+        run.TrainWithoutCommit(workers);
+        for (int late = 1; late <= rounds_late; ++late) {
+          if (late > 1) run.FailRound(late % 2 == 0 ? workers : reversed);
+          run.Train({3}, 1, /*group=*/1);
+        }
+        if (forgotten) run.residuals = std::vector<StateVault>(4);
+        run.Train(reversed, 1);
+        contributed[forgotten ? 1 : 0] = run.Values();
+      }
+      for (size_t i = 0; i < change.size(); ++i) contributed[1][i] += weight * change[i];
+      EXPECT_EQ(contributed[0], contributed[1]);
     }
-    EXPECT_NE(digests[0], digests[1]);
   }
 }
 
