@@ -88,8 +88,18 @@ void Averager::AddMemory(v1::MemoryUse& memory) const {
     memory.set_buffers(memory.buffers() + coder_->device_bytes());
   } else if (assignment_.plan().own_loop()) {
     // The library does not know what else a program allocates.
-    memory.set_buffers(memory.buffers() + exchange_->ExpectedBytes());
+    memory.set_buffers(memory.buffers() + exchange_->ExpectedBytes() + CarriedBytes());
   }
+}
+
+// Those of the vault, and of what is copied to it.
+int64_t Averager::CarriedBytes() const {
+  if (!KeepsCarried()) return 0;
+  int64_t elements = 0;
+  for (const Owned& each : exchanged_) elements += each.positions.size();
+  const int tensors = codes_up_ ? 2 : 1;
+  return StateVault::SettledBytes(elements, tensors, model_.group().size()) +
+         elements * tensors * static_cast<int64_t>(sizeof(float));
 }
 
 bool Averager::merges() const {

@@ -102,6 +102,7 @@ class Averager {
   // Equal on all ranks.
   bool KeepsStates() const;
   bool KeepsCarried() const;
+  int64_t CarriedBytes() const;
 
   absl::Status MakeCoder();
   // The fetched weights become those that are exchanged, or the reverse.

@@ -27,6 +27,12 @@ namespace {
 
 constexpr size_t kMaxSnapshots = 2;
 
+int64_t SizeOf(const std::vector<UpdateCount>& positions) {
+  int64_t elements = 0;
+  for (const UpdateCount& each : positions) elements += each.positions.size();
+  return elements;
+}
+
 // What a rank holds for a version. No positions: nothing.
 struct Holding {
   int64_t version = 0;
@@ -55,11 +61,7 @@ struct Holding {
     }
     return holding;
   }
-  int64_t size() const {
-    int64_t elements = 0;
-    for (const UpdateCount& each : positions) elements += each.positions.size();
-    return elements;
-  }
+  int64_t size() const { return SizeOf(positions); }
 };
 
 // `snapshot`: null for nothing.
@@ -280,6 +282,7 @@ void StateVault::Fill(uint32_t version, const States& states, Snapshot& snapshot
   for (size_t i = 0; i < states.tensors.size(); ++i) {
     std::vector<float>& values = snapshot.tensors[i];
     values.clear();
+    values.reserve(SizeOf(states.updates));
     auto owned = states.tensors[i].begin();
     for (const auto& [positions, updates] : states.updates) {
       while (!owned->positions.contains(positions)) {
@@ -313,6 +316,19 @@ void StateVault::Keep(uint32_t round, const States& states) {
 void StateVault::Settle(uint32_t version, absl::FunctionRef<bool(Snapshot& snapshot)> settle) {
   DropFrom(version + 1);
   std::erase_if(snapshots_, [&](Snapshot& each) { return !settle(each); });
+}
+
+int64_t StateVault::SettledBytes(int64_t elements, int tensors, int ranks) {
+  const int copies = std::min(ranks, 2);
+  return elements * copies * (tensors + 1) * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t StateVault::AllocatedBytes() const {
+  size_t elements = 0;
+  for (const Snapshot& snapshot : snapshots_) {
+    for (const std::vector<float>& values : snapshot.tensors) elements += values.capacity();
+  }
+  return static_cast<int64_t>(elements * sizeof(float));
 }
 
 absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Communicator& group) {

@@ -78,6 +78,13 @@ class StateVault {
   // Drops snapshots of later versions, which the run does not have.
   absl::StatusOr<int64_t> Restore(uint32_t version, States* states, Communicator& group);
 
+  // Bytes of a rank in a group of `ranks` that keeps `tensors` tensors of `elements` values at every
+  // contribution, and settles them to one: at most those of two snapshots, each with the copy of
+  // another rank that has as many elements.
+  static int64_t SettledBytes(int64_t elements, int tensors, int ranks);
+  // The memory that the values have now.
+  int64_t AllocatedBytes() const;
+
   // A collective. Ranks i with leaving[i] give their snapshots for `version` to the next rank that
   // stays. When it returns, these ranks have them.
   absl::Status HandOver(uint32_t version, const std::vector<bool>& leaving, Communicator& group);

@@ -241,6 +241,31 @@ TEST_F(StateVaultTest, SnapshotsAreSettled) {
   });
 }
 
+TEST_F(StateVaultTest, SettledBytesAreThoseAllocated) {
+  for (const auto& [ranks, tensors] : {std::pair(1, 1), {1, 2}, {2, 1}, {2, 2}}) {
+    vaults_ = std::vector<StateVault>(8);
+    OnGroup(ranks, [&](Communicator& group) {
+      StateVault& vault = vaults_[group.index()];
+      vault.Enter(AssignmentIn(1));
+      const int64_t begin = 40 * group.index();
+      RankStates mine(std::vector<Interval>{{begin, begin + 30}, {begin + 30, begin + 40}});
+      mine.Fill(1);
+      mine.states.tensors.resize(tensors);
+      for (uint32_t round = 1; round <= 4; ++round) {
+        vault.Keep(round, mine.states);
+        ASSERT_TRUE(vault.Replicate(group).ok());
+        if (round > 1) {
+          EXPECT_EQ(vault.AllocatedBytes(), StateVault::SettledBytes(40, tensors, ranks));
+        }
+        vault.Settle(round, [](StateVault::Snapshot& each) {
+          each.tensors.resize(1);
+          return true;
+        });
+      }
+    });
+  }
+}
+
 TEST_F(StateVaultTest, PartsOfALostRankAreZero) {
   Contribute(1, {2, 0}, 4, 3);
   Restore(2, {2, 9}, 4, /*first=*/1, [](RankStates& mine, int64_t found) {
