@@ -122,7 +122,8 @@ class Averager {
   uint32_t Settle(uint32_t version, bool included, bool screened,
                   StateVault::Snapshot& snapshot) const;
   // The share of values with this count, for a group that continues from `version`.
-  KeptShare ShareOf(const UpdateCount& kept, uint32_t version, bool included, bool screened) const;
+  KeptShare ShareOf(const UpdateCount& kept, uint32_t version, bool included,
+                    bool screened = false) const;
   // The change is `late` rounds late; 0: it is not.
   void ReportDropped(uint32_t late);
   // `values` as those of the positions that this rank exchanges, and these as states of a vault.

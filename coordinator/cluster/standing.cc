@@ -69,6 +69,7 @@ bool IsOfSender(v1::FailureCause cause) {
     case v1::FAILURE_CAUSE_DEVICE:
     case v1::FAILURE_CAUSE_PLAN:
     case v1::FAILURE_CAUSE_DIGEST:
+    case v1::FAILURE_CAUSE_CLAIM:
       return true;
     default:
       return false;
@@ -77,7 +78,7 @@ bool IsOfSender(v1::FailureCause cause) {
 
 bool IsPermanent(v1::FailureCause cause) {
   return IsOfSender(cause) && cause != v1::FAILURE_CAUSE_DEVICE &&
-         cause != v1::FAILURE_CAUSE_DIGEST;
+         cause != v1::FAILURE_CAUSE_DIGEST && cause != v1::FAILURE_CAUSE_CLAIM;
 }
 
 void Standings::Load(const v1::StandingRecord& record) {

@@ -11,7 +11,8 @@
 //     CHECKPOINT
 //   MEMORY, DEVICE,     the worker's   excludes the worker
 //     PLAN, DIGEST,
-//     STALLED, PEER
+//     CLAIM, STALLED,
+//     PEER
 //   LEASE               the host's     workers without a record are preferred; the second and
 //                                      later ones delay the worker for at most 30 s, as one that
 //                                      joins again can be reached

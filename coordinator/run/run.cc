@@ -156,7 +156,11 @@ void Run::OnContributed(const Member& member, const v1::Contributed& contributed
     return Fail(attribution_.Fail(member, contributed.place(), v1::FAILURE_CAUSE_UNSPECIFIED,
                                   "a contribution arrived before the group was started here"));
   }
-  if (!rounds_.OnContributed(contributed) || averages()) return;
+  if (const absl::Status possible = rounds_.OnContributed(contributed); !possible.ok()) {
+    return Fail(attribution_.Fail(member, contributed.place(), v1::FAILURE_CAUSE_CLAIM,
+                                  std::string(possible.message())));
+  }
+  if (averages()) return;
   // In a run that never averages, the group stops here only for an evaluation or at the end.
   if (rounds_.RecordStep(contributed)) {
     attribution_.OnCommit();
@@ -311,8 +315,17 @@ void Run::FinishCommit() {
   if (due || record().state() == v1::RUN_STATE_FINISHING) evaluation_.Begin(adopting);
   stored_.Save();
   for (uint32_t group : adopting) rounds_.SendDecision(slots_[group], slots_[group].unanswered);
-  rounds_.AddEarly();
+  AddEarly();
   if (evaluation_.complete()) FinishEvaluation();
+}
+
+void Run::AddEarly() {
+  const Slots::Groups started = slots_.started();
+  for (const uint32_t group : started) {
+    const auto early = std::exchange(slots_[group].early, std::nullopt);
+    const Member* const lead = cluster_.members().Find(slots_[group].record().members(0));
+    if (early.has_value() && lead != nullptr) OnContributed(*lead, *early);
+  }
 }
 
 absl::Status Run::Resume() {

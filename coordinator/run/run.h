@@ -140,6 +140,9 @@ class Run final : public RunWithStatus {
   void OnRunOpened(const Member& member, const v1::RunOpened& opened);
   void OnApplied(const Member& member, const v1::Applied& applied);
   void FinishCommit();
+  // Adds the contributions that arrived before the version was committed from which they were
+  // computed.
+  void AddEarly();
   // Ends the evaluation, and the run if the stop rule is met.
   void FinishEvaluation();
   // Ends the run if there is a reason why it fails.

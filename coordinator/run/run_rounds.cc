@@ -167,14 +167,14 @@ void RunRounds::EndGroup(uint32_t group) {
   versions_.EndLoading(group);
 }
 
-bool RunRounds::OnContributed(const v1::Contributed& contributed) {
+absl::Status RunRounds::OnContributed(const v1::Contributed& contributed) {
   Slot& slot = slots_[contributed.place().group()];
   // Groups repeat contributions whose decision they have not received.
   const bool repeated = run_.Includes(slot, contributed.round());
-  const std::string impossible = WhyImpossible(record_, contributed);
-  if (!impossible.empty()) {
-    Refuse(slot, contributed, v1::REFUSAL_MALFORMED, impossible);
-    return false;
+  if (const std::string why = WhyImpossible(record_, contributed); !why.empty()) {
+    cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
+    return absl::InvalidArgumentError(
+        absl::StrCat("its contribution to round ", contributed.round(), " is not possible: ", why));
   }
   if (slot.CountRound(contributed.round()) && !repeated) {
     slot.NoteStepTime(contributed.train_seconds(),
@@ -186,7 +186,7 @@ bool RunRounds::OnContributed(const v1::Contributed& contributed) {
   slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
   if (contributed.has_loss()) slot.progress.set_loss(contributed.loss());
   if (run_.averages()) OnAveraged(slot, contributed);
-  return true;
+  return absl::OkStatus();
 }
 
 void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
@@ -219,14 +219,6 @@ void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
     const bool is_late = refusal == v1::REFUSAL_CLOSED_ROUND && slot.refused_round != round;
     if (is_late && !run_.TakesFirstValues(round)) round_.NoteLate(cluster_.now());
     Refuse(slot, contributed, refusal);
-  }
-}
-
-void RunRounds::AddEarly() {
-  const Slots::Groups started = slots_.started();
-  for (const uint32_t group : started) {
-    const auto early = std::exchange(slots_[group].early, std::nullopt);
-    if (early.has_value()) OnContributed(*early);
   }
 }
 
@@ -263,17 +255,15 @@ void RunRounds::LoseContributions(uint32_t shard) {
 
 // The decision names the version to adopt. During a commit this is the version that is being made,
 // so the decision is sent when that version exists.
-void RunRounds::Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal,
-                       absl::string_view why) {
+void RunRounds::Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal) {
   // The run takes its first values from one of its groups; the others are not late.
   const bool is_first =
       refusal == v1::REFUSAL_CLOSED_ROUND && run_.TakesFirstValues(contributed.round());
   if (slot.refused_round != contributed.round() && !is_first) {
     cluster_.CountRefusal(refusal);
-    cluster_.ReportGroup(
-        v1::EVENT_KIND_CONTRIBUTION_REFUSED, slot.Place(0),
-        absl::StrCat("the contribution of group ", slot.group(), " to round ", contributed.round(),
-                     " was refused: ", EnumText(refusal), why.empty() ? "" : "; ", why));
+    cluster_.ReportGroup(v1::EVENT_KIND_CONTRIBUTION_REFUSED, slot.Place(0),
+                         absl::StrCat("the contribution of group ", slot.group(), " to round ",
+                                      contributed.round(), " was refused: ", EnumText(refusal)));
   }
   slot.refused_round = contributed.round();
   slot.refusal = refusal;

@@ -67,11 +67,10 @@ class RunRounds {
   void RecordTraffic();
 
   // ---- Contributions. Require: the group is started.
-  // Returns whether the contribution is well-formed. In a run that averages it is then answered.
-  bool OnContributed(const v1::Contributed& contributed);
-  // Adds the contributions that arrived before the version was committed from which they were
-  // computed.
-  void AddEarly();
+  // In a run that averages, a contribution is then answered. Errors: InvalidArgument, with the
+  // number that it claims and the bound, if it is not possible; its generation must end, because a
+  // generation contributes to a round at most once.
+  absl::Status OnContributed(const v1::Contributed& contributed);
   // In a run that never averages, the group has reached a boundary. Returns whether it is a new
   // one.
   bool RecordStep(const v1::Contributed& contributed);
@@ -121,9 +120,7 @@ class RunRounds {
   void OnAveraged(Slot& slot, const v1::Contributed& contributed);
   // Stores a contribution of a group that leaves.
   void Keep(const v1::Contributed& contributed, uint32_t ranks);
-  // `why`: what the reason does not say.
-  void Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal,
-              absl::string_view why = "");
+  void Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal);
   v1::Refusal WhyNotIncluded(const Slot& slot, uint32_t round) const;
   // Fills in what follows from the participants of a round and their claims.
   void FillFromClaims(v1::CommitRecord& commit) const;

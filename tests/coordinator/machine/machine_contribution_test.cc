@@ -9,6 +9,8 @@
 namespace cadre::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 class MachineContributionTest : public MachineRoundTest {};
 
 TEST_F(MachineContributionTest, RetransmissionsAreIdempotent) {
@@ -110,40 +112,98 @@ TEST_P(RefusedContributionTest, IsRefused) {
   EXPECT_FALSE(LastDecision(run, 0).included());
   EXPECT_EQ(LastDecision(run, 0).refusal(), GetParam().refusal);
   EXPECT_EQ(LastDecision(run, 0).version(), 0u);
-  EXPECT_EQ(HasEvent(v1::EVENT_KIND_CONTRIBUTION_REFUSED, "it claims"),
-            contributed.step() > 5 || contributed.samples() > 1000);
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_CONTRIBUTION_REFUSED, "round"));
   Train(run, 1);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u) << "group 0 is not in the round";
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedContributionTest,
-    ::testing::Values(
-        InvalidContribution{"OtherBase", v1::REFUSAL_WRONG_BASE, "refused_wrong_base",
-                            [](v1::Contributed& c) { c.set_base_version(3); }},
-        InvalidContribution{"FutureRound", v1::REFUSAL_WRONG_BASE, "refused_wrong_base",
-                            [](v1::Contributed& c) {
-                              c.set_round(7);
-                              c.set_base_version(6);
-                            }},
-        InvalidContribution{"NoSamples", v1::REFUSAL_MALFORMED, "refused_malformed",
-                            [](v1::Contributed& c) { c.set_samples(0); }},
-        InvalidContribution{"StepAfterTheLast", v1::REFUSAL_MALFORMED, "refused_malformed",
-                            [](v1::Contributed& c) { c.set_step(101); }},
-        InvalidContribution{"StepAfterTheBoundary", v1::REFUSAL_MALFORMED, "refused_malformed",
-                            [](v1::Contributed& c) { c.set_step(6); }},
-        InvalidContribution{"MoreSamplesThanSteps", v1::REFUSAL_MALFORMED, "refused_malformed",
-                            [](v1::Contributed& c) { c.set_samples(1ULL << 62); }},
-        InvalidContribution{"NoStep", v1::REFUSAL_MALFORMED, "refused_malformed",
-                            [](v1::Contributed& c) { c.set_step(0); }}),
+    ::testing::Values(InvalidContribution{"OtherBase", v1::REFUSAL_WRONG_BASE, "refused_wrong_base",
+                                          [](v1::Contributed& c) { c.set_base_version(3); }},
+                      InvalidContribution{"FutureRound", v1::REFUSAL_WRONG_BASE,
+                                          "refused_wrong_base",
+                                          [](v1::Contributed& c) {
+                                            c.set_round(7);
+                                            c.set_base_version(6);
+                                          }}),
     [](const auto& info) { return info.param.label; });
 
-TEST_F(MachineContributionTest, RatesAreChecked) {
-  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
-  v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, 0));
-  contributed.set_rate(std::numeric_limits<float>::quiet_NaN());
-  cluster_.Send(cluster_.Lead(run, 0), contributed);
-  EXPECT_EQ(LastDecision(run, 0).refusal(), v1::REFUSAL_MALFORMED);
+struct ImpossibleContribution {
+  const char* label;
+  const char* reason;
+  void (*change)(v1::Contributed&);
+};
+class ImpossibleContributionTest : public MachineRoundTest,
+                                   public ::testing::WithParamInterface<ImpossibleContribution> {};
+
+// The generation cannot contribute to the round again with other numbers.
+TEST_P(ImpossibleContributionTest, EndsItsGeneration) {
+  const std::string run = Begin(2, WithQuorum(1));
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  const uint32_t generation = lead.place().generation();
+  const v1::Contributed possible = cluster_.ContributionOf(lead);
+  v1::Contributed contributed = possible;
+  GetParam().change(contributed);
+  Contribute(lead, contributed);
+  lead.contributed.reset();
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1U);
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 1U);
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_GROUP_ENDED, GetParam().reason));
+  const v1::StatusReply status = cluster_.Status();
+  for (const v1::MemberStatus& worker : status.workers()) {
+    const bool claimed = worker.name() == lead.name;
+    EXPECT_EQ(worker.standing().failures(), claimed ? 1U : 0U);
+    EXPECT_THAT(worker.standing().reason(), HasSubstr(claimed ? GetParam().reason : ""));
+  }
+
+  cluster_.Send(lead, possible);
+  Train(run, 1);
+  cluster_.Run(absl::Seconds(2));
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1U);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
+  ASSERT_EQ(cluster_.Commit(run, 1)->participants_size(), 1) << "the other group goes on";
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants(0).group(), 1U);
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_GT(cluster_.Lead(run, 0).place().generation(), generation);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ImpossibleContributionTest,
+    ::testing::Values(
+        ImpossibleContribution{"NoSamples", "it has no samples",
+                               [](v1::Contributed& c) { c.set_samples(0); }},
+        ImpossibleContribution{"StepAfterTheLast", "it claims step 101, and the round has steps up",
+                               [](v1::Contributed& c) { c.set_step(101); }},
+        ImpossibleContribution{"StepAfterTheBoundary",
+                               "it claims step 6, and the round has steps up to 5",
+                               [](v1::Contributed& c) { c.set_step(6); }},
+        ImpossibleContribution{"MoreSamplesThanSteps",
+                               "it claims 4611686018427387904 samples, and the round has at most",
+                               [](v1::Contributed& c) { c.set_samples(1ULL << 62); }},
+        ImpossibleContribution{
+            "RateIsNotANumber", "it claims a learning rate of nan",
+            [](v1::Contributed& c) { c.set_rate(std::numeric_limits<float>::quiet_NaN()); }},
+        ImpossibleContribution{"NoStep", "it has no steps",
+                               [](v1::Contributed& c) { c.set_step(0); }}),
+    [](const auto& info) { return info.param.label; });
+
+// It arrived before the version was committed on which it is based.
+TEST_F(MachineContributionTest, EarlyContributionsAreChecked) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Contributed next = cluster_.ContributionOf(lead);
+  next.set_round(2);
+  next.set_base_version(1);
+  next.set_step(11);
+  cluster_.behaviour.apply = false;
+  for (const uint32_t group : {0, 1}) Train(run, group);
+  lead.contributed.reset();
+  cluster_.Send(lead, next);
+  cluster_.behaviour.apply = true;
+  for (FakeAggregator& aggregator : cluster_.aggregators()) cluster_.Reconnect(aggregator);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1U);
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_GROUP_ENDED, "it claims step 11, and the round has steps"));
 }
 
 // Another coordinator has committed version 1, of which this one's store has only the closed round.
