@@ -24,7 +24,15 @@ constexpr size_t kMaxModels = 1024;
 // Maximum number of samples, and of parts of one index.
 constexpr uint32_t kMaxParts = 1U << 30;
 
-bool IsTime(double seconds) { return std::isfinite(seconds) && seconds >= 0; }
+absl::Status CheckTime(double seconds, absl::Duration limit) {
+  if (!std::isfinite(seconds) || seconds < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(seconds, " is not a duration"));
+  }
+  if (absl::Seconds(seconds) <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(seconds,
+                                                 " seconds are claimed, but it began only ",
+                                                 absl::ToDoubleSeconds(limit), " seconds ago"));
+}
 
 // New times go to the end, so that the times measured longest ago are removed first.
 void Merge(const v1::ModelTimes& newer, v1::ModelTimes& known) {
@@ -40,10 +48,9 @@ void Merge(const v1::ModelTimes& newer, v1::ModelTimes& known) {
   if (extra > 0) times.DeleteSubrange(0, extra);
 }
 
-absl::Status CheckLayerTime(const v1::LayerTime& time) {
-  if (!IsTime(time.forward()) || !IsTime(time.backward())) {
-    return absl::InvalidArgumentError("a layer time is negative or not finite");
-  }
+absl::Status CheckLayerTime(const v1::LayerTime& time, absl::Duration limit) {
+  CADRE_RETURN_IF_ERROR(CheckTime(time.forward(), limit));
+  CADRE_RETURN_IF_ERROR(CheckTime(time.backward(), limit));
   if (time.layer().size() > kMaxLayerNameCharacters) {
     return absl::InvalidArgumentError("the name of a layer is too long");
   }
@@ -56,13 +63,12 @@ absl::Status CheckLayerTime(const v1::LayerTime& time) {
 
 }  // namespace
 
-absl::Status CheckMeasured(const v1::Measured& measured) {
+absl::Status CheckMeasured(const v1::Measured& measured, absl::Duration limit) {
   const v1::StepTimes& times = measured.times();
   for (const double seconds :
        {times.step(), times.compute(), times.moves(), times.collectives(), times.update(),
         times.exposed(), measured.update_seconds(), measured.copy_seconds()}) {
-    if (!IsTime(seconds))
-      return absl::InvalidArgumentError(absl::StrCat(seconds, " is not a duration"));
+    CADRE_RETURN_IF_ERROR(CheckTime(seconds, limit));
   }
   if (times.step() <= 0) return absl::InvalidArgumentError("the step time is 0");
   const v1::ModelTimes& layers = measured.layers();
@@ -73,7 +79,9 @@ absl::Status CheckMeasured(const v1::Measured& measured) {
     return absl::InvalidArgumentError(
         absl::StrCat(layers.time_size(), " layer times exceed the limit of ", kMaxLayerTimes));
   }
-  for (const v1::LayerTime& time : layers.time()) CADRE_RETURN_IF_ERROR(CheckLayerTime(time));
+  for (const v1::LayerTime& time : layers.time()) {
+    CADRE_RETURN_IF_ERROR(CheckLayerTime(time, limit));
+  }
   return absl::OkStatus();
 }
 

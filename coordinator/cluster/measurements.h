@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "model/graph.h"
 #include "model/validate.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -28,9 +29,10 @@ inline constexpr int kMaxLayerTimes = 2 * kMaxLayers;
 // Limit of stored links: every group of a run, and as many earlier ones.
 inline constexpr size_t kMaxLinks = 2 * kMaxGroups;
 
-// Errors: InvalidArgument for times that are negative or not finite, a step time of 0, impossible
-// parts of layers, and more times or longer names than a model may have.
-absl::Status CheckMeasured(const v1::Measured& measured);
+// Errors: InvalidArgument for times that are negative, not finite or longer than `limit`, within
+// which all of it was measured, a step time of 0, impossible parts of layers, and more times or
+// longer names than a model may have.
+absl::Status CheckMeasured(const v1::Measured& measured, absl::Duration limit);
 // Removes times of layers that are not in `layers`.
 void RemoveUnknownLayers(const std::vector<std::string>& layers, v1::ModelTimes& times);
 

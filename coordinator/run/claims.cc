@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "coordinator/run/run_rules.h"
 #include "model/opaque.h"
+#include "model/training_metrics.h"
 
 namespace cadre {
 namespace {
@@ -25,6 +26,14 @@ Bounds BoundsOf(const v1::RunRecord& run) {
   bounds.steps =
       bounds.step - std::min<uint64_t>(bounds.step, run.step()) + averaging.overlap().steps();
   return bounds;
+}
+
+// Of programs, whose labels the coordinator does not know: no sum of them overflows.
+constexpr uint64_t kMaxLabelsPerSample = 1 << 20;
+
+uint64_t MaxLabelsPerSample(const v1::Model& model) {
+  if (model.has_opaque()) return kMaxLabelsPerSample;
+  return std::max<uint64_t>(1, TokensPerSample(model));
 }
 
 }  // namespace
@@ -62,6 +71,25 @@ std::string WhyImpossible(const v1::RunRecord& run, const v1::Contributed& contr
   if (contributed.samples() <= samples) return "";
   return absl::StrCat("it claims ", contributed.samples(), " samples, and the round has at most ",
                       samples, " for a group");
+}
+
+std::string WhyImpossible(const v1::RunRecord& run, const v1::Evaluated& evaluated) {
+  if (evaluated.begin() > evaluated.end() || evaluated.end() > run.test_samples()) {
+    return absl::StrCat("it claims results for samples ", evaluated.begin(), " to ",
+                        evaluated.end(), ", and the run has ", run.test_samples());
+  }
+  const uint64_t samples = evaluated.end() - evaluated.begin();
+  if (evaluated.labels() < samples) {
+    return absl::StrCat("fewer labels than samples: ", evaluated.labels(), " for ", samples);
+  }
+  if (const uint64_t labels = samples * MaxLabelsPerSample(run.spec().model());
+      evaluated.labels() > labels) {
+    return absl::StrCat("it claims ", evaluated.labels(), " labels, and the samples have at most ",
+                        labels);
+  }
+  if (evaluated.correct() <= evaluated.labels()) return "";
+  return absl::StrCat("more correct answers than labels: ", evaluated.correct(), " of ",
+                      evaluated.labels());
 }
 
 }  // namespace cadre

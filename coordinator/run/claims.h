@@ -1,5 +1,5 @@
 // Bounds on what a group may claim of its work: what the coordinator knows of the run limits the
-// step and the samples of a contribution.
+// step and the samples of a contribution, and the labels of an evaluation.
 //
 // Pure and thread-safe.
 #pragma once
@@ -15,5 +15,8 @@ namespace cadre {
 // empty if it is. Older contributions, whose bounds are not known any more, are only checked for
 // numbers that are never possible.
 std::string WhyImpossible(const v1::RunRecord& run, const v1::Contributed& contributed);
+// The same for the result of a part of an evaluation. The number of correct answers cannot be
+// checked up to this bound: only the group has evaluated these samples.
+std::string WhyImpossible(const v1::RunRecord& run, const v1::Evaluated& evaluated);
 
 }  // namespace cadre

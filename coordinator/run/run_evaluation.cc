@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/digest.h"
+#include "coordinator/run/claims.h"
 #include "coordinator/run/formation.h"
 #include "coordinator/run/run_view.h"
 
@@ -22,12 +23,8 @@ void RunEvaluation::Begin(std::vector<uint32_t> groups) {
 
 absl::Status RunEvaluation::OnEvaluated(const Member& member, const v1::Evaluated& evaluated) {
   if (!record_.has_evaluating()) return absl::OkStatus();
-  // Every sample has at least one label.
-  if (evaluated.begin() > evaluated.end() ||
-      evaluated.labels() < evaluated.end() - evaluated.begin() ||
-      evaluated.correct() > evaluated.labels()) {
-    cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
-                    "more correct answers than labels, or fewer labels than samples");
+  if (const std::string why = WhyImpossible(record_, evaluated); !why.empty()) {
+    cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, why);
     return absl::OkStatus();
   }
   // Members report such a model as diverged instead (FAILURE_CAUSE_DIVERGED).

@@ -34,12 +34,17 @@ uint64_t StepsLeft(const v1::RunRecord& run) {
 // The member sends this message again after every reconnect; it is idempotent. An invalid message
 // is dropped but the stream stays open, because the member would send it on the next stream again.
 void RunGroups::OnMeasured(const Member& member, const v1::Measured& measured) {
-  if (!CheckMeasured(measured).ok()) {
+  Slot& slot = slots_[measured.place().group()];
+  if (!slot.started()) return;
+  const absl::Duration since_start = slot.SinceStart(cluster_.now());
+  if (const absl::Status possible = CheckMeasured(measured, since_start); !possible.ok()) {
     cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
+    cluster_.ReportGroup(v1::EVENT_KIND_MESSAGE_REFUSED, measured.place(),
+                         absl::StrCat("step times that group ", slot.group(),
+                                      " has measured were ignored: ", possible.message()));
     return;
   }
-  Slot& slot = slots_[measured.place().group()];
-  if (!slot.started() || cluster_.now() < slot.measured_at + kMeasuredInterval) return;
+  if (cluster_.now() < slot.measured_at + kMeasuredInterval) return;
   slot.measured_at = cluster_.now();
   slot.measured = measured.times();
   slot.better.reset();

@@ -177,8 +177,15 @@ absl::Status RunRounds::OnContributed(const v1::Contributed& contributed) {
         absl::StrCat("its contribution to round ", contributed.round(), " is not possible: ", why));
   }
   if (slot.CountRound(contributed.round()) && !repeated) {
-    slot.NoteStepTime(contributed.train_seconds(),
-                      contributed.samples() / std::max(1U, run_.spec().batch_per_group()));
+    const uint64_t steps = contributed.samples() / std::max(1U, run_.spec().batch_per_group());
+    const absl::Status noted =
+        slot.NoteStepTime(contributed.train_seconds(), steps, cluster_.now());
+    if (!noted.ok()) {
+      cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
+      cluster_.ReportGroup(v1::EVENT_KIND_MESSAGE_REFUSED, slot.Place(0),
+                           absl::StrCat("the training time of group ", slot.group(),
+                                        " was ignored: ", noted.message()));
+    }
     traffic_ +=
         RunTraffic{.payload = contributed.payload_bytes(), .up = contributed.message_bytes()};
   }

@@ -20,6 +20,8 @@ constexpr absl::Duration kFailureWindow = absl::Minutes(10);
 constexpr size_t kMaxPreparedBytes = 4 << 20;
 // What a group may add to its plan: buckets, algorithms and links.
 constexpr size_t kMaxAddedBytes = 256 << 10;
+// A member's clock may run differently, and its message may overtake others.
+constexpr absl::Duration kClockAllowance = absl::Seconds(1);
 
 using Axes = google::protobuf::RepeatedPtrField<v1::MeshAxis>;
 
@@ -150,10 +152,26 @@ absl::Time Slot::blocked_until() const {
   return absl::FromUnixMillis(failed.last_ms()) + WaitAfter(failed.failures() - kFreeFailures);
 }
 
-void Slot::NoteStepTime(double seconds, uint64_t steps) {
-  if (steps == 0 || !std::isfinite(seconds) || seconds <= 0) return;
+absl::Duration Slot::SinceStart(absl::Time now) const {
+  return now - absl::FromUnixMillis(record_.started_ms()) + kClockAllowance;
+}
+
+absl::Duration Slot::SinceContribution(absl::Time now) const {
+  return std::min(SinceStart(now), now - contributed_ + kClockAllowance);
+}
+
+absl::Status Slot::NoteStepTime(double seconds, uint64_t steps, absl::Time now) {
+  const absl::Duration limit = SinceContribution(now);
+  contributed_ = now;
+  if (steps == 0 || seconds == 0) return absl::OkStatus();
+  if (!std::isfinite(seconds) || seconds < 0 || absl::Seconds(seconds) > limit) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it claims ", seconds, " seconds for ", steps, " steps, and at most ",
+                     absl::ToDoubleSeconds(limit), " seconds have passed"));
+  }
   const double newest = seconds / static_cast<double>(steps);
   step_seconds_ = step_seconds_ == 0 ? newest : (step_seconds_ + newest) / 2;
+  return absl::OkStatus();
 }
 
 bool Slot::ClearFailures() {
@@ -205,6 +223,7 @@ bool Slot::CountVersion(uint32_t adopted) {
 
 // Everything that belongs to one generation and is not in the record.
 void Slot::ResetProgress() {
+  contributed_ = absl::InfinitePast();
   prepared_.clear();
   progress.Clear();
   measured.reset();

@@ -59,6 +59,11 @@ class Slot {
     return absl::Milliseconds(record_.started_ms() - record_.formed_ms());
   }
 
+  // For how long it has been started, with an allowance for the clocks. Requires: started().
+  absl::Duration SinceStart(absl::Time now) const;
+  // The same since its last contribution, if it has contributed.
+  absl::Duration SinceContribution(absl::Time now) const;
+
   // Identifies a rank of the current generation.
   v1::RankSlot Place(uint32_t rank) const;
 
@@ -105,7 +110,9 @@ class Slot {
   void EndWait() { waiting_since_ = absl::InfinitePast(); }
 
   // The generation has trained this number of steps in this time, since its last contribution.
-  void NoteStepTime(double seconds, uint64_t steps);
+  // Errors: InvalidArgument, with both numbers, if more time is claimed than has passed; it is then
+  // ignored.
+  absl::Status NoteStepTime(double seconds, uint64_t steps, absl::Time now);
   // Seconds of a step in its last periods; 0: unknown.
   double step_seconds() const { return step_seconds_; }
 
@@ -151,6 +158,8 @@ class Slot {
   std::map<uint32_t, v1::Prepared> prepared_;
   PlanHistory plans_;
   absl::Time waiting_since_;
+  // InfinitePast: the generation has not contributed since the coordinator started.
+  absl::Time contributed_ = absl::InfinitePast();
   // Exponential average.
   double step_seconds_ = 0;
   double tokens_per_second_ = 0;

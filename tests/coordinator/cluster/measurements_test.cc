@@ -31,6 +31,10 @@ v1::LinkProfile LinkOf(double beta) {
   return link;
 }
 
+absl::Status Check(const v1::Measured& measured) {
+  return CheckMeasured(measured, /*limit=*/absl::Seconds(10));
+}
+
 TEST(MeasurementsTest, NewTimesReplaceOld) {
   Measurements all;
   EXPECT_EQ(all.TimesOf("cpu", "m"), nullptr);
@@ -94,27 +98,33 @@ TEST(MeasurementsTest, LinksByHosts) {
 }
 
 TEST(MeasurementsTest, InvalidTimesAreRefused) {
-  EXPECT_TRUE(CheckMeasured(MeasuredOf("fc1", 1, 1)).ok());
+  EXPECT_TRUE(Check(MeasuredOf("fc1", 1, 1)).ok());
   v1::Measured none = MeasuredOf("fc1", 1, 1);
   none.mutable_times()->set_step(0);
-  EXPECT_THAT(CheckMeasured(none).message(), HasSubstr("step time"));
+  EXPECT_THAT(Check(none).message(), HasSubstr("step time"));
   for (const double bad :
        {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     v1::Measured step = MeasuredOf("fc1", 1, 1);
     step.mutable_times()->set_moves(bad);
-    EXPECT_EQ(CheckMeasured(step).code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(CheckMeasured(MeasuredOf("fc1", 1, bad)).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(Check(step).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(Check(MeasuredOf("fc1", 1, bad)).code(), absl::StatusCode::kInvalidArgument);
   }
   v1::Measured copy = MeasuredOf("fc1", 1, 1);
   copy.set_copy_seconds(-1);
-  EXPECT_EQ(CheckMeasured(copy).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Check(copy).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(Check(MeasuredOf("fc1", 1, 10)).ok());
+  EXPECT_EQ(Check(MeasuredOf("fc1", 1, 10.5)).message(),
+            "10.5 seconds are claimed, but it began only 10 seconds ago");
+  v1::Measured step = MeasuredOf("fc1", 1, 1);
+  step.mutable_times()->set_step(1e9);
+  EXPECT_THAT(Check(step).message(), HasSubstr("1e+09 seconds"));
   v1::Measured many = MeasuredOf("fc1", 1, 1);
   while (many.layers().time_size() < kMaxLayerTimes) {
     *many.mutable_layers()->add_time() = many.layers().time(0);
   }
-  EXPECT_TRUE(CheckMeasured(many).ok()) << "the number of layers of the largest model";
+  EXPECT_TRUE(Check(many).ok()) << "the number of layers of the largest model";
   *many.mutable_layers()->add_time() = many.layers().time(0);
-  EXPECT_THAT(CheckMeasured(many).message(), HasSubstr("32769 layer times"));
+  EXPECT_THAT(Check(many).message(), HasSubstr("32769 layer times"));
 }
 
 TEST(MeasurementsTest, InvalidPartsAreRefused) {
@@ -127,16 +137,16 @@ TEST(MeasurementsTest, InvalidPartsAreRefused) {
        }) {
     v1::Measured measured = MeasuredOf("fc1", 1, 1);
     set(*measured.mutable_layers()->mutable_time(0), max);
-    EXPECT_TRUE(CheckMeasured(measured).ok());
+    EXPECT_TRUE(Check(measured).ok());
     set(*measured.mutable_layers()->mutable_time(0), max + 1);
-    EXPECT_EQ(CheckMeasured(measured).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(Check(measured).code(), absl::StatusCode::kInvalidArgument);
   }
-  EXPECT_FALSE(CheckMeasured(MeasuredOf("fc1", 0, 1)).ok());
-  EXPECT_TRUE(CheckMeasured(MeasuredOf(std::string(1000, 'x'), 1, 1)).ok());
-  EXPECT_FALSE(CheckMeasured(MeasuredOf(std::string(1001, 'x'), 1, 1)).ok());
+  EXPECT_FALSE(Check(MeasuredOf("fc1", 0, 1)).ok());
+  EXPECT_TRUE(Check(MeasuredOf(std::string(1000, 'x'), 1, 1)).ok());
+  EXPECT_FALSE(Check(MeasuredOf(std::string(1001, 'x'), 1, 1)).ok());
   v1::Measured named = MeasuredOf("fc1", 1, 1);
   named.mutable_layers()->set_name(std::string(1001, 'x'));
-  EXPECT_FALSE(CheckMeasured(named).ok());
+  EXPECT_FALSE(Check(named).ok());
 }
 
 }  // namespace

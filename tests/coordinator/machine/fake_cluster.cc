@@ -223,6 +223,8 @@ void FakeCluster::Fail(const FakeWorker& worker, const std::string& reason, v1::
 }
 
 void FakeCluster::Measure(FakeWorker& lead, double step_seconds) {
+  // The coordinator ignores times that cannot have passed.
+  Run(absl::Seconds(std::max(0.0, step_seconds - 1)));
   v1::Measured measured;
   *measured.mutable_place() = lead.place();
   measured.mutable_times()->set_step(step_seconds);

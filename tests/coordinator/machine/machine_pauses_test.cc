@@ -106,6 +106,7 @@ TEST_F(MachinePausesTest, SlowProgramsAreAwaited) {
 TEST_F(MachinePausesTest, EarlierPausesDoNotMakeStepsLonger) {
   Begin(Spec());
   // It has compiled in its first steps.
+  cluster_.Run(absl::Seconds(90));
   v1::Contributed contributed = cluster_.ContributionOf(*pausing_);
   contributed.set_train_seconds(90);
   cluster_.Send(*pausing_, contributed);
@@ -237,6 +238,7 @@ TEST_F(MachineLeavingTest, RanksAgreeEveryFewSeconds) {
   EXPECT_EQ(first.start->agree_steps(), 8U) << "the time of a step is not known yet";
   EXPECT_EQ(alone.start->agree_steps(), 0U);
   v1::Contributed contributed = cluster_.ContributionOf(first);
+  cluster_.Run(absl::Seconds(2.5));
   contributed.set_train_seconds(2.5);  // for 5 steps
   cluster_.Send(first, contributed);
   cluster_.ContributeOnce(cluster_.workers().back());

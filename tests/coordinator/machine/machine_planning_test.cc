@@ -495,6 +495,25 @@ TEST_F(MachinePlanningTest, InvalidMeasurementIsDropped) {
   EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
 }
 
+TEST_F(MachinePlanningTest, TimesThatHaveNotPassedAreIgnored) {
+  const std::string run = Begin(2, 20);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Measured measured;
+  *measured.mutable_place() = lead.place();
+  measured.mutable_times()->set_step(1);
+  v1::LayerTime& time = *measured.mutable_layers()->add_time();
+  time.set_layer("fc1");
+  time.set_samples(16);
+  time.set_forward(1e9);
+  cluster_.Run(absl::Seconds(10));
+  cluster_.Send(lead, measured);
+  EXPECT_EQ(StoredTimes(lead.device).times().time_size(), 0);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1U);
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_MESSAGE_REFUSED,
+                       "1e+09 seconds are claimed, but it began only 11 seconds ago"));
+  EXPECT_TRUE(lead.alive);
+}
+
 TEST_F(MachinePlanningTest, OnlyLayersOfTheRunAreStored) {
   const std::string run = Begin(2, 20);
   FakeWorker& lead = cluster_.Lead(run, 0);

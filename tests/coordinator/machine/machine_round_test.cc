@@ -53,6 +53,7 @@ TEST_F(MachineRoundTest, SlowGroupsTakeFewerSteps) {
   spec.mutable_averaging()->set_steps_by_speed(true);
   const std::string run = Begin(3, spec);
   const auto contribute = [&](const std::vector<float>& step_seconds) {
+    cluster_.Run(absl::Seconds(40));
     for (uint32_t group = 0; group < 3; ++group) {
       FakeWorker& lead = cluster_.Lead(run, group);
       v1::Contributed contributed = cluster_.ContributionOf(lead);
@@ -68,9 +69,29 @@ TEST_F(MachineRoundTest, SlowGroupsTakeFewerSteps) {
   EXPECT_EQ(cluster_.Commit(run, 2)->step(), 24U);
   EXPECT_EQ(cluster_.Commit(run, 2)->samples(), (12U + 4 + 12) * 32);
   EXPECT_EQ(LastDecision(run, 1).next_step(), 28U);
+  cluster_.Run(absl::Seconds(4000));
   contribute({1, 1000, std::numeric_limits<float>::infinity()});
   EXPECT_EQ(LastDecision(run, 1).next_step(), 37U) << "at least one step";
   EXPECT_EQ(LastDecision(run, 2).next_step(), 48U) << "by the measurements before";
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1U);
+}
+
+TEST_F(MachineRoundTest, ClaimedTimesHaveNotPassed) {
+  v1::RunSpec spec = MakeSpec(2, 1, 12, 100);
+  spec.mutable_averaging()->set_steps_by_speed(true);
+  const std::string run = Begin(2, spec);
+  for (const uint32_t next_step : {24, 36}) {
+    cluster_.Run(absl::Seconds(30));
+    for (uint32_t group = 0; group < 2; ++group) {
+      v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, group));
+      contributed.set_train_seconds(group == 0 ? 12 : 48);
+      Contribute(cluster_.Lead(run, group), contributed);
+    }
+    EXPECT_EQ(LastDecision(run, 1).next_step(), next_step) << "as if it was not measured";
+  }
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 2U);
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_MESSAGE_REFUSED,
+                       "it claims 48 seconds for 12 steps, and at most 31 seconds"));
 }
 
 // A group trains for the steps of the overlap while its round is under way.
@@ -79,6 +100,7 @@ TEST_F(MachineRoundTest, SlowGroupsTakeMoreStepsThanOverlap) {
   spec.mutable_averaging()->set_steps_by_speed(true);
   spec.mutable_averaging()->mutable_overlap()->set_steps(4);
   const std::string run = Begin(2, spec);
+  cluster_.Run(absl::Seconds(100));
   for (uint32_t group = 0; group < 2; ++group) {
     v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, group));
     contributed.set_train_seconds(group == 0 ? 1 : 100);

@@ -101,6 +101,29 @@ TEST_F(ClaimsTest, RunsThatNeverAverageHaveAnEnd) {
   EXPECT_THAT(Why(), HasSubstr("the run has 1000000"));
 }
 
+TEST_F(ClaimsTest, EvaluationsHaveTheLabelsOfTheirSamples) {
+  run_.set_test_samples(100);
+  v1::Evaluated evaluated = Parse<v1::Evaluated>("begin: 20 end: 60 labels: 40 correct: 40");
+  EXPECT_THAT(WhyImpossible(run_, evaluated), IsEmpty());
+  evaluated.set_correct(41);
+  EXPECT_EQ(WhyImpossible(run_, evaluated), "more correct answers than labels: 41 of 40");
+  evaluated.set_labels(41);
+  EXPECT_EQ(WhyImpossible(run_, evaluated), "it claims 41 labels, and the samples have at most 40");
+  evaluated.set_labels(39);
+  EXPECT_EQ(WhyImpossible(run_, evaluated), "fewer labels than samples: 39 for 40");
+  run_.mutable_spec()->mutable_model()->mutable_tokens()->set_length(8);
+  evaluated.set_labels(8 * 40);
+  EXPECT_THAT(WhyImpossible(run_, evaluated), IsEmpty());
+  evaluated.set_labels(8 * 40 + 1);
+  EXPECT_THAT(WhyImpossible(run_, evaluated), HasSubstr("at most 320"));
+  evaluated.set_end(101);
+  EXPECT_EQ(WhyImpossible(run_, evaluated),
+            "it claims results for samples 20 to 101, and the run has 100");
+  evaluated = Parse<v1::Evaluated>("begin: 20 end: 60 labels: 4611686018427387904");
+  run_.mutable_spec()->mutable_model()->mutable_opaque();
+  EXPECT_THAT(WhyImpossible(run_, evaluated), HasSubstr("at most 41943040"));
+}
+
 TEST_F(ClaimsTest, FirstValuesHaveNoSteps) {
   run_ = Parse<v1::RunRecord>(
       "spec { model { opaque { parameter { name: 'w' shape: 4 } } } averaging { every_steps: 10 } "
