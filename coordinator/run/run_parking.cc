@@ -1,5 +1,6 @@
 // A rollback is ordered once, and carried out when the closing round, if there is one, is applied
-// and all shards are open. Until then the order is in the record of the run, so it survives the
+// and all shards are open. Until then the groups go on, because a shard that is lost may have to be
+// restored with what they hold. The order is in the record of the run, so it survives the
 // coordinator, and a run that is parked meanwhile: `cadre resume` continues with it.
 #include "coordinator/run/run_parking.h"
 
@@ -8,6 +9,13 @@
 #include "coordinator/run/run_view.h"
 
 namespace cadre {
+namespace {
+
+std::string TextOfRollback(uint32_t version) {
+  return absl::StrCat("the run is rolled back to version ", version);
+}
+
+}  // namespace
 
 // A closing round is kept: with the disk restored, it can be finished.
 void RunParking::Park(absl::string_view cause, absl::string_view remedy) {
@@ -64,12 +72,9 @@ void RunParking::Continue() {
 absl::Status RunParking::RollBack(uint32_t version, const std::vector<uint32_t>& leave_out) {
   if (const absl::Status can = rounds_.versions().CheckRollback(version, leave_out); !can.ok())
     return can;
-  const std::string text = absl::StrCat("the run is rolled back to version ", version);
-  groups_.FenceAll(text);
   stored_.record().clear_evaluating();
-  rounds_.Reopen();
   rounds_.versions().OrderRollback(version, leave_out);
-  cluster_.ReportRun(v1::EVENT_KIND_ROLLBACK, run_.id(), text);
+  cluster_.ReportRun(v1::EVENT_KIND_ROLLBACK, run_.id(), TextOfRollback(version));
   cluster_.Count("rollbacks_ordered");
   // A run that is not parked has its shards open already.
   if (run_.parked()) {
@@ -85,8 +90,7 @@ absl::Status RunParking::RollBack(uint32_t version, const std::vector<uint32_t>&
 }
 
 bool RunParking::AdvanceRollback() {
-  if (!run_.record().has_rollback()) return false;
-  if (run_.committing() || !run_.shards().AllOpen()) return true;
+  if (!run_.record().has_rollback() || run_.committing() || !run_.shards().AllOpen()) return false;
   if (const absl::Status kept = rounds_.versions().CheckKept(run_.record().rollback());
       !kept.ok()) {
     Park(absl::StrCat("the rollback is not possible: ", kept.message()),
@@ -98,6 +102,8 @@ bool RunParking::AdvanceRollback() {
     stored_.Save();
     return true;
   }
+  groups_.FenceAll(TextOfRollback(run_.record().rollback()));
+  rounds_.Reopen();
   rounds_.RollBack();
   aggregators_.SendApplies();
   return true;

@@ -49,7 +49,7 @@ class RunParking {
   absl::Status Resume();
   // As Run. Carried out by Advance.
   absl::Status RollBack(uint32_t version, const std::vector<uint32_t>& leave_out);
-  // Carries out a rollback that was ordered, as soon as it can be. Returns whether there is one.
+  // Carries out a rollback that was ordered, if it can be. Returns whether it was possible now.
   bool AdvanceRollback();
 
  private:

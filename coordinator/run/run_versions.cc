@@ -11,9 +11,9 @@
 //   - What the groups have trained since v is based on versions that are not the newest, so no
 //     shard accepts it, and a group that missed the rollback adopts the copy like any version.
 //   - The digest of a version does not depend on its number, so that of the copy is known before.
-// The generations of all groups end when the rollback is ordered. RunRecord.branch tells the next
-// ones that what their ranks have kept of optimizer states belongs to a branch that the run has
-// left: a snapshot for "version v + 1" of before is not one of the new version v + 1.
+// The generations of all groups end when the rollback is carried out. RunRecord.branch tells the
+// next ones that what their ranks have kept of optimizer states belongs to a branch that the run
+// has left: a snapshot for "version v + 1" of before is not one of the new version v + 1.
 #include "coordinator/run/run_versions.h"
 
 #include <algorithm>
@@ -54,6 +54,8 @@ absl::Status RunVersions::CheckKept(uint32_t version) const {
 void RunVersions::OnOpened(const v1::RunOpened& opened) {
   const std::vector<uint32_t> kept(record_.kept().begin(), record_.kept().end());
   for (const uint32_t version : kept) {
+    // The run goes on only when the shard has the newest version again.
+    if (version == record_.version() && opened.hollow()) continue;
     std::optional<uint64_t> stored;
     if (version == opened.version() && !opened.hollow()) stored = opened.digest();
     for (const v1::KeptVersion& other : opened.kept()) {
@@ -123,6 +125,7 @@ std::map<uint32_t, uint32_t> RunVersions::Loads(const Round::Away& away) const {
 void RunVersions::SetKeep(const Round::Away& away, v1::CommitRecord& commit) const {
   std::set<uint32_t> loaded;
   for (const auto& [group, version] : Loads(away)) loaded.insert(version);
+  if (record_.has_rollback()) loaded.insert(record_.rollback());
   const std::vector<uint32_t> keep =
       run_.commits().KeptBy(commit, KeptVersionsOf(run_.spec().averaging()), loaded);
   commit.mutable_keep()->Assign(keep.begin(), keep.end());
@@ -189,7 +192,6 @@ absl::Status RunVersions::CheckRollback(uint32_t version,
 
 void RunVersions::OrderRollback(uint32_t version, const std::vector<uint32_t>& leave_out) {
   record_.set_rollback(version);
-  record_.set_branch(record_.version() + (run_.commits().closing() ? 2 : 1));
   const std::set<uint32_t> left_out(leave_out.begin(), leave_out.end());
   record_.mutable_left_out()->Assign(left_out.begin(), left_out.end());
 }
@@ -213,8 +215,9 @@ v1::CommitRecord RunVersions::TakeRollback() {
       groups == division.groups()
           ? division
           : DivideFrom(division, commit.step(), groups, BatchOf(run_.spec()));
-  SetKeep({}, commit);
   record_.clear_rollback();
+  record_.set_branch(commit.round());
+  SetKeep({}, commit);
   stored_.Save();
   return commit;
 }

@@ -67,11 +67,10 @@ class RunVersions {
   // Whether the run may be rolled back to the version, without these groups. Errors:
   // FailedPrecondition, InvalidArgument.
   absl::Status CheckRollback(uint32_t version, const std::vector<uint32_t>& leave_out) const;
-  // The run is to be rolled back. The caller ends all groups and saves the record. Requires:
-  // CheckRollback.
+  // The run is to be rolled back. The caller saves the record. Requires: CheckRollback.
   void OrderRollback(uint32_t version, const std::vector<uint32_t>& leave_out);
   // The commit of the rollback that was ordered, which is no longer pending. Requires: no round is
-  // closing, and the version is kept.
+  // closing, no group is left, and the version is kept.
   v1::CommitRecord TakeRollback();
 
  private:

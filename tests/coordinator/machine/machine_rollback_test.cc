@@ -222,7 +222,13 @@ TEST_F(MachineRollbackTest, ShardThatLacksTheVersionParksTheRun) {
   agg(1).shards.at(run).digests.erase(2);
   cluster_.Restart(agg(1));
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_PARKED);
-  EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("version 2 of run"), HasSubstr("kept: 4, 3, 1, 0"),
+  cluster_.ResumeRun(run);
+  EXPECT_EQ(cluster_.Lead(run, 0).assignment->branch(), 0u) << "its optimizer states remain";
+  cluster_.Kill(agg(1));
+  cluster_.RollBackRun(run, 1);
+  agg(1).shards.at(run).digests.erase(1);
+  cluster_.Restart(agg(1));
+  EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("version 1 of run"), HasSubstr("kept: 4, 3, 0"),
                                    HasSubstr(absl::StrCat("cadre rollback ", run))));
   const std::string digest = DigestIn(Status(run), 3);
   cluster_.RollBackRun(run, 3);
@@ -231,14 +237,60 @@ TEST_F(MachineRollbackTest, ShardThatLacksTheVersionParksTheRun) {
   EXPECT_EQ(Status(run).digest(), digest);
 }
 
-TEST_F(MachineRollbackTest, VersionsOfALostShardAreNotKept) {
+// The newest one is restored.
+TEST_F(MachineRollbackTest, OlderVersionsOfALostShardAreNotKept) {
   const std::string run = BeginAt(4, 2, KeepingSpec(2, 1, 3));
   ASSERT_EQ(Kept(run).size(), 5u);
   cluster_.Wipe(agg(0));
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
-  EXPECT_THAT(Kept(run), IsEmpty());
+  EXPECT_THAT(Kept(run), ElementsAre(4));
   TrainTo(run, 6, 2);
-  EXPECT_THAT(Kept(run), ElementsAre(6, 5));
+  EXPECT_THAT(Kept(run), ElementsAre(6, 5, 4));
+}
+
+TEST_F(MachineRollbackTest, RestoredVersionCanBeChosen) {
+  const std::string run = BeginAt(4, 2, KeepingSpec(2, 1, 3));
+  const std::string digest = DigestIn(Status(run), 4);
+  cluster_.Wipe(agg(0));
+  for (const uint32_t version : {5, 6}) {
+    cluster_.RollBackRun(run, version - 1);
+    ASSERT_EQ(cluster_.last_status, absl::OkStatus());
+    EXPECT_EQ(Status(run).version(), version);
+    EXPECT_EQ(Status(run).digest(), digest);
+  }
+}
+
+// The aggregator returns without its disk: only the groups have the version.
+TEST_F(MachineRollbackTest, GroupsRestoreTheShardFirst) {
+  const std::string run = BeginAt(4, 2, KeepingSpec(2, 1, 3));
+  const std::string digest = DigestIn(Status(run), 4);
+  const uint32_t generation = cluster_.Group(run, 0).generation();
+  cluster_.Kill(agg(1));
+  cluster_.RollBackRun(run, 4);
+  ASSERT_EQ(cluster_.last_status, absl::OkStatus());
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(ReasonOf(run), "waiting for aggregator agg-1");
+  EXPECT_EQ(Status(run).rolling_back_to(), 4u);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation);
+  cluster_.Wipe(agg(1));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+  EXPECT_EQ(Status(run).version(), 5u);
+  EXPECT_EQ(Status(run).digest(), digest);
+  EXPECT_EQ(cluster_.Lead(run, 0).assignment->branch(), 5u);
+  TrainTo(run, 6, 2);
+}
+
+// The same, but the groups hold only their contributions to the open round.
+TEST_F(MachineRollbackTest, OpenRoundRestoresTheShardFirst) {
+  const std::string run = BeginAt(4, 2, KeepingSpec(2, 1, 3));
+  Train(run, 0);
+  cluster_.Kill(agg(1));
+  cluster_.RollBackRun(run, 4);
+  ASSERT_EQ(cluster_.last_status, absl::OkStatus());
+  Train(run, 1);
+  cluster_.Wipe(agg(1));
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_FALSE(Status(run).has_rolling_back_to()) << ReasonOf(run);
 }
 
 TEST_F(MachineRollbackTest, DivergedRunContinuesFromAnOlderVersion) {
