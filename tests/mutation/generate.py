@@ -25,7 +25,7 @@ def generate(root, paths):
     """Yields (path, instrumented source, mutants)."""
     for index, path in enumerate(sorted(paths)):
         numbers = itertools.count(index * MAX_OF_FILE + 1)
-        bugs = [(bug.name, bug.old, bug.new) for bug in planted.BUGS if bug.path == path]
+        bugs = [(bug.name, bug.old, bug.new, bug.after) for bug in planted.BUGS if bug.path == path]
         yield path, *sites.instrument(path, (root / path).read_bytes(), numbers.__next__, bugs)
 
 

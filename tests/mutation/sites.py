@@ -250,11 +250,12 @@ class Instrumenter:
 
     # ---- Planted bugs
 
-    def plant(self, name, old, new):
-        """Replaces `old`, which is an expression or statements, with `new` in the mutant of that name."""
-        start = self.source.find(old.encode())
-        if start < 0 or self.source.find(old.encode(), start + 1) >= 0:
-            raise ValueError(f"{self.path}: planted bug '{name}': the text is not there exactly once:\n{old}")
+    def plant(self, name, old, new, after=""):
+        """Replaces `old`, which is an expression or statements and follows `after`, with `new` in the mutant."""
+        whole = (after + old).encode()
+        if self.source.count(whole) != 1:
+            raise ValueError(f"{self.path}: planted bug '{name}': the text is not there exactly once:\n{after}{old}")
+        start = self.source.find(whole) + len(after.encode())
         row = self.source.count(b"\n", 0, start)
         active = f"{NAMESPACE}Is({self._add_at(row, 0, 'planted', old, new, name)})"
         new = " ".join(new.split())
@@ -272,9 +273,9 @@ class Span:
 
 
 def instrument(path, source, take_number, planted=()):
-    """(instrumented source, mutants). `planted`: (name, old, new) of the bugs in this source."""
+    """(instrumented source, mutants). `planted`: (name, old, new, after) of the bugs in this source."""
     instrumenter = Instrumenter(path, source, take_number)
-    for name, old, new in planted:
-        instrumenter.plant(name, old, new)
+    for bug in planted:
+        instrumenter.plant(*bug)
     instrumenter.visit(tree_sitter.Parser(LANGUAGE).parse(source).root_node)
     return instrumenter.result(), instrumenter.mutants

@@ -20,7 +20,9 @@ import sites
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("coordinator/run", "coordinator/machine", "coordinator/cluster")
-FILES = ("member/rank_protocol.cc", "member/state_vault.cc", "server/ledger.cc", "server/ledger_run.cc")
+FILES = ("base/stream_slots.cc", "member/averager.cc", "member/kept_change.cc", "member/rank_protocol.cc",
+         "member/shard_exchange.cc", "member/state_vault.cc", "server/ledger.cc", "server/ledger_run.cc",
+         "server/order_queue.cc")
 
 
 def sources():
@@ -77,6 +79,8 @@ class SitesTest(unittest.TestCase):
         self.assertEqual(kinds["planted"], [("b + c", "b - c"), ("g();", "")])
         self.assertIn("(cadre::mutation::Is(1) ? (b - c) : (b + c))", instrumented)
         self.assertIn("if (cadre::mutation::Is(2)) {  } else {", instrumented)
+        instrumented, _ = mutate("void f() {\n  g();\n  a();\n  g();\n}\n", [("second", "g();", "", "a();\n  ")])
+        self.assertIn("if (cadre::mutation::Is(1)) {  } else {", instrumented.splitlines()[3])
         with self.assertRaises(ValueError):
             mutate(text, [("missing", "b * c", "b")])
 
