@@ -229,23 +229,25 @@ bool Liveness::IsHealthyHost(const std::string& host) const {
   return world_.hosts[host].IsHealthy(world_.timeline.now());
 }
 
-// While the coordinator does not run, a worker cannot learn of an earlier loss, so this time does
-// not count. A worker without a stream may need several attempts to join again.
+// The time in which the coordinator does not run does not count, because the loss may be an earlier
+// one.
 void Liveness::CheckMembers() {
   const absl::Time now = world_.timeline.now();
   const bool runs = coordinator().up() && !coordinator().stalled();
-  std::map<std::string, absl::Time> members;
+  std::map<std::string, Member> members;
   for (const auto& worker : workers_) {
     if (!worker->up() || !IsHealthyHost(worker->name())) continue;
-    const bool unregistered = worker->unregistered_at() >= now - kSample;
-    if (!worker->joined() && !unregistered) continue;
     const auto before = members_.find(worker->incarnation());
+    const bool known = before != members_.end();
     const absl::Time since =
-        before == members_.end() ? now : before->second + (runs ? absl::ZeroDuration() : kSample);
-    members[worker->incarnation()] = since;
-    if (!unregistered || now - since < kMaxSilence) continue;
-    world_.Violate(worker->name(),
-                   " has lost its registration, although nothing was wrong with it");
+        known ? before->second.since + (runs ? absl::ZeroDuration() : kSample) : now;
+    if (known && !coordinator().store().contains(MemberKey(before->second.id))) {
+      if (now - since < kMaxSilence) continue;
+      world_.Violate(worker->name(), " has lost its registration as ", before->second.id,
+                     ", although nothing was wrong with it");
+    } else if (worker->joined()) {
+      members[worker->incarnation()] = {.id = worker->member_id(), .since = since};
+    }
   }
   members_ = std::move(members);
 }

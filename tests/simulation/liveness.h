@@ -76,8 +76,12 @@ class Liveness {
   const Workers& workers_;
   const Directory& aggregators_;
   std::map<std::string, Watched> runs_;
-  // Since when nothing has been wrong with a worker, by its process.
-  std::map<std::string, absl::Time> members_;
+  // The workers with which nothing is wrong, by their processes.
+  struct Member {
+    std::string id;
+    absl::Time since;
+  };
+  std::map<std::string, Member> members_;
   int changes_ = 0;
   struct Healthy {
     uint32_t generation = 0;

@@ -20,6 +20,9 @@
 
 namespace cadre::simulation {
 
+// More than the positions of a model.
+inline constexpr int64_t kStateOfRound = 64;
+
 // By position; 0 at positions that are not held.
 using Values = std::vector<float>;
 
@@ -29,8 +32,18 @@ std::vector<int64_t> TensorBegins(const v1::RunSpec& spec);
 Values InitialValues(const v1::RunSpec& spec);
 // What one step adds to the value at a position: at least 1/8, at most 1, or the negative of that.
 float StepChange(uint32_t group, uint32_t generation, int64_t position);
-// The optimizer's state at a position, once a rank has trained.
-inline float StateOf(int64_t position) { return static_cast<float>(position + 1); }
+// The optimizer's state at a position, once a rank has trained for the round.
+inline float StateOf(int64_t position, uint32_t round) {
+  return static_cast<float>(position + 1 + kStateOfRound * round);
+}
+// Whether it is the state of this position.
+inline bool IsStateOf(int64_t position, float state) {
+  return static_cast<int64_t>(state) % kStateOfRound == position + 1;
+}
+// The round of a state.
+inline uint32_t RoundOfState(float state) {
+  return static_cast<uint32_t>(static_cast<int64_t>(state) / kStateOfRound);
+}
 
 uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans);
 

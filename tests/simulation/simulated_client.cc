@@ -103,9 +103,12 @@ ShardTransfer::Event SimulatedShardClient::Send(const Call& call,
     world_.Count("calls_broken");
     return break_off([&] { return world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)); });
   }
+  HostConditions& shard = world_.hosts[attempt->at->name()];
   const absl::Time arrival =
       std::max(world_.timeline.now() + bulk_.network.TransferTime(host_, attempt->at->name()),
-               world_.hosts[attempt->at->name()].hung_disk);
+               shard.hung_disk);
+  // What has been sent waits for the disk also if the faults end meanwhile.
+  if (shard.hung_disk > world_.timeline.now()) shard.busy = std::max(shard.busy, shard.hung_disk);
   threads_.Await([&] { return Stopped(call.stop); }, std::min(arrival, call.transfer.silent_at()));
   if (Stopped(call.stop) || !reached()) return Broken();
   if (world_.timeline.now() < arrival) {

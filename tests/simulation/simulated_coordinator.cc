@@ -41,6 +41,14 @@ const char* MethodOf(const Event& event) {
   return nullptr;
 }
 
+// 0: the event is not a member's.
+ConnectionId ConnectionOf(const Event& event) {
+  if (const auto* opened = std::get_if<StreamOpened>(&event)) return opened->connection;
+  if (const auto* received = std::get_if<MessageReceived>(&event)) return received->connection;
+  if (const auto* closed = std::get_if<StreamClosed>(&event)) return closed->connection;
+  return 0;
+}
+
 }  // namespace
 
 void SimulatedCoordinator::Start() {
@@ -96,7 +104,7 @@ void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
   on_network_.clear();
   handled_.clear();
   in_turn_ = crashes_ = false;
-  busy_until_ = received_from_ = absl::InfinitePast();
+  busy_until_ = stopped_until_ = absl::InfinitePast();
   waiting_.clear();
   orders_.clear();
   traces_.clear();
@@ -158,8 +166,10 @@ int64_t SimulatedCoordinator::traces_waiting() const {
       const auto* trace = std::get_if<cadre::TraceGroup>(&event);
       return trace != nullptr && trace->request == request;
     };
+    const auto users = on_network_.find(0);
     return std::any_of(inbox_.begin(), inbox_.end(), is_request) ||
-           std::any_of(on_network_.begin(), on_network_.end(), is_request);
+           (users != on_network_.end() &&
+            std::any_of(users->second.begin(), users->second.end(), is_request));
   };
   return std::count_if(traces_.begin(), traces_.end(), [&](const auto& entry) {
     return !entry.second.cancelled && !entry.second.answered && !queued(entry.first);
@@ -183,21 +193,25 @@ void SimulatedCoordinator::Take(Event event) {
   const absl::Time now = world_.timeline.now();
   if (!stalled() && world_.dice.Chance(world_.faults.stall)) {
     world_.Log("c", endpoint_, "    is stopped for ", absl::FormatDuration(BeginStall()));
-    received_from_ = busy_until_ + world_.dice.Between(absl::ZeroDuration(), kReceiveTime);
+    stopped_until_ = busy_until_;
   }
-  if (now < received_from_) {
-    if (on_network_.empty()) {
-      world_.timeline.At(received_from_, life_, [this] {
-        std::move(on_network_.begin(), on_network_.end(), std::back_inserter(inbox_));
-        on_network_.clear();
-        ScheduleTurn(world_.timeline.now());
-      });
-    }
-    on_network_.push_back(std::move(event));
-    return;
+  const ConnectionId connection = ConnectionOf(event);
+  if (now < stopped_until_ || on_network_.contains(connection)) {
+    const auto [waiting, is_first] = on_network_.try_emplace(connection);
+    waiting->second.push_back(std::move(event));
+    if (!is_first) return;
+    const absl::Duration later = world_.dice.Between(absl::ZeroDuration(), kReceiveTime);
+    return world_.timeline.At(stopped_until_ + later, life_,
+                              [this, connection] { Receive(connection); });
   }
   inbox_.push_back(std::move(event));
   if (inbox_.size() == 1) ScheduleTurn(now);  // All waiting events are handled together.
+}
+
+void SimulatedCoordinator::Receive(ConnectionId connection) {
+  std::vector<Event> waiting = std::move(on_network_.extract(connection).mapped());
+  std::move(waiting.begin(), waiting.end(), std::back_inserter(inbox_));
+  ScheduleTurn(world_.timeline.now());
 }
 
 void SimulatedCoordinator::ScheduleTurn(absl::Time when) {

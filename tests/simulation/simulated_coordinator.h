@@ -5,7 +5,6 @@
 // Thread-compatible.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -76,6 +75,8 @@ class SimulatedCoordinator {
   // The process does nothing for some time, which is returned.
   absl::Duration BeginStall();
   void Take(Event event);
+  // What has waited on the connection while the process was stopped is received.
+  void Receive(ConnectionId connection);
   // The loop's wait for events ends then, but not during a stall.
   void ScheduleTurn(absl::Time when);
   void RunTurn();
@@ -104,9 +105,10 @@ class SimulatedCoordinator {
   absl::Time started_;
   std::unique_ptr<DurableMachine> machine_;
   std::vector<Event> inbox_;
-  // The process was stopped: what arrives before this time is received then.
-  absl::Time received_from_ = absl::InfinitePast();
-  std::deque<Event> on_network_;
+  // The process is stopped until then. What arrives meanwhile on a connection (0: users) is received
+  // together, some time afterwards.
+  absl::Time stopped_until_ = absl::InfinitePast();
+  std::map<ConnectionId, std::vector<Event>> on_network_;
   // The process is stopped, or writes to its store, until then.
   absl::Time busy_until_ = absl::InfinitePast();
   // The present turn: the actions of its events that the checker does not have yet, whether its

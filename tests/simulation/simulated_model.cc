@@ -107,9 +107,14 @@ absl::Status SimulatedModel::Store(bool states) {
   if (!states) return absl::OkStatus();
   for (const Interval& span : spans_) {
     for (int64_t p = span.begin; p < span.end; ++p) {
-      if (states_[p] == 0 || states_[p] == StateOf(p)) continue;
-      world_.Violate(simulation::Describe(place()),
-                     " has restored the state of another position at ", p);
+      const float state = states_[p];
+      if (state != 0 && !IsStateOf(p, state)) {
+        world_.Violate(simulation::Describe(place()),
+                       " has restored the state of another position at ", p);
+      }
+      if (RoundOfState(state) <= protocol_->version()) continue;
+      world_.Violate(simulation::Describe(place()), " starts from version ", protocol_->version(),
+                     " with states of round ", RoundOfState(state));
     }
   }
   return absl::OkStatus();
@@ -161,7 +166,7 @@ void SimulatedModel::ChangeValues() {
   for (const Interval& span : spans_) {
     for (int64_t p = span.begin; p < span.end; ++p) {
       values_[p] += StepChange(place().group(), place().generation(), p);
-      states_[p] = StateOf(p);
+      states_[p] = StateOf(p, protocol_->version() + 1);
     }
   }
 }

@@ -24,10 +24,6 @@ void SimulatedWorker::Start() {
                               .hello = [this] { return MakeHello(); },
                               .on_message =
                                   [this](const v1::CoordinatorMessage& m) {
-                                    if (m.has_refused() &&
-                                        m.refused().refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
-                                      unregistered_at_ = world_.timeline.now();
-                                    }
                                     if (m.has_drain()) OnDrain(m.drain());
                                     Do(machine_->Receive(m));
                                     return true;

@@ -45,8 +45,6 @@ class SimulatedWorker {
   ConnectionId intact_stream() const { return up() ? link_->intact_stream() : 0; }
   const std::string& member_id() const { return link_->member_id(); }
   const std::string& incarnation() const { return incarnation_; }
-  // When the coordinator last answered that it does not know this member.
-  absl::Time unregistered_at() const { return unregistered_at_; }
   const std::string& name() const { return name_; }
   absl::Duration step_time() const { return step_time_; }
   // The current session; null if none.
@@ -76,7 +74,6 @@ class SimulatedWorker {
   // State of the process.
   uint64_t process_ = 0;
   std::string incarnation_;
-  absl::Time unregistered_at_ = absl::InfinitePast();
   Lifetime life_;
   // Lifetime of work of the training thread between sessions.
   Lifetime training_life_;
