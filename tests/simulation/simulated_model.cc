@@ -90,6 +90,7 @@ void SimulatedModel::StartAt(uint32_t step) {
 void SimulatedModel::ReportHeld(uint32_t version) {
   if (world_.plant == Plant::kIgnoreVersion && !adopted_.empty()) values_ = adopted_;
   adopted_ = values_;
+  held_ = version;
   if (!threads_.killed()) invariants_.OnHeld(place(), version, values_, spans_);
 }
 

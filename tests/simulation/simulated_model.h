@@ -57,6 +57,8 @@ class SimulatedModel final : public TrainedModel {
 
   // ---- For the checks of the simulation
   uint32_t version() const { return protocol_ == nullptr ? 0 : protocol_->version(); }
+  // The version that the rank has.
+  std::optional<uint32_t> held() const { return held_; }
   uint64_t steps_begun() const { return steps_begun_; }
   // The newest round to which the rank has begun to contribute; 0: none.
   uint32_t staged_round() const { return staged_round_; }
@@ -98,6 +100,7 @@ class SimulatedModel final : public TrainedModel {
   const RankProtocol* protocol_ = nullptr;
   std::unique_ptr<Communicator> group_;
 
+  std::optional<uint32_t> held_;
   uint32_t step_ = 0;
   uint64_t steps_begun_ = 0;
   uint32_t staged_round_ = 0;

@@ -50,6 +50,10 @@ TrainerOutcome SimulatedSession::Train() {
 void SimulatedSession::Deliver(const v1::CoordinatorMessage& message) {
   const v1::Decision& decision = message.decision();
   if (decision.adopt() && !decision.included()) world_.Count("groups_left_out");
+  if (message.has_start() || decision.adopt()) {
+    ordered_version_ = message.has_start() ? message.start().version() : decision.version();
+    ++versions_ordered_;
+  }
   if (world_.plant != Plant::kIgnoreCatchUp) return session_.Deliver(message);
   v1::CoordinatorMessage changed = message;
   if (changed.has_start()) changed.mutable_start()->clear_catch_up();

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/counters.h"
@@ -65,6 +66,11 @@ class SimulatedSession final : private SessionOwner {
   const v1::RankSlot& place() const { return session_.assignment().place(); }
   bool running() const { return thread_ != nullptr; }
   uint32_t version() const { return model_.version(); }
+  // The version that the group was ordered to load, unless the rank has it.
+  std::optional<uint32_t> loads() const {
+    return model_.held() == ordered_version_ ? std::nullopt : ordered_version_;
+  }
+  uint64_t versions_ordered() const { return versions_ordered_; }
   uint64_t steps_begun() const { return model_.steps_begun(); }
   uint32_t staged_round() const { return model_.staged_round(); }
   // Rank 0 can only wait for the decision of that round.
@@ -85,6 +91,8 @@ class SimulatedSession final : private SessionOwner {
   const SessionContext context_;
   World& world_;
   const Callbacks callbacks_;
+  std::optional<uint32_t> ordered_version_;
+  uint64_t versions_ordered_ = 0;
   Threads threads_;
   SimulatedRuntime runtime_;
   GroupSession session_;

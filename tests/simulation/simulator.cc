@@ -99,7 +99,8 @@ Simulator::Simulator(const SimulatorOptions& options)
       coordinators_(world_, network_, invariants_, MachineOptions()),
       operators_(world_, coordinators_, invariants_, workers_),
       injector_(world_, network_, coordinators_, workers_, aggregators_),
-      liveness_(world_, coordinators_, workers_, aggregators_, network_) {
+      liveness_(world_, coordinators_, workers_, aggregators_, network_),
+      loads_(world_, coordinators_, workers_) {
   world_.plant = options.plant;
   world_.listener = options.on_line;
 }
@@ -295,6 +296,7 @@ void Simulator::ScheduleFaults() {
 void Simulator::CheckLiveness() {
   world_.timeline.After(absl::Seconds(1), [this] {
     liveness_.Check();
+    loads_.Check();
     CheckLiveness();
   });
 }

@@ -23,6 +23,7 @@
 #include "tests/simulation/intruder.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/liveness.h"
+#include "tests/simulation/loads.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/operators.h"
 #include "tests/simulation/simulated_aggregator.h"
@@ -99,6 +100,7 @@ class Simulator {
   Operators operators_;
   FaultInjector injector_;
   Liveness liveness_;
+  Loads loads_;
   std::optional<Intruder> intruder_;
   FaultRange range_;
   std::vector<Fault> faults_;

@@ -1,0 +1,133 @@
+#include "tests/simulation/loads.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "coordinator/run/commits.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/store/keys.h"
+#include "model/kept_versions.h"
+#include "tests/simulation/describe.h"
+#include "tests/simulation/stored_records.h"
+
+namespace cadre::simulation {
+namespace {
+
+// A group that has made progress within this time is not paused for the coordinator, which learns
+// of progress with heartbeats and tolerates kMaxLoadPause.
+constexpr absl::Duration kProgressPause = absl::Seconds(4);
+// A group without progress for this time is paused for the coordinator, too.
+constexpr absl::Duration kLongPause = absl::Seconds(20);
+// Reports of groups arrive within this time.
+constexpr absl::Duration kMaxReport = absl::Seconds(15);
+
+}  // namespace
+
+void Loads::Check() {
+  if (std::exchange(changes_, coordinators_.changes()) != changes_ || coordinators_.two()) {
+    runs_.clear();
+    judged_.clear();
+  }
+  const SimulatedCoordinator& coordinator = coordinators_.current();
+  if (coordinators_.two() || !coordinator.up() || coordinator.stalled()) return;
+  const uint64_t starts = world_.counters["coordinator_starts"];
+  if (std::exchange(starts_, starts) != starts) {
+    for (auto& [run, groups] : runs_) {
+      for (auto& [slot, group] : groups) group.earlier_orders = group.orders;
+    }
+  }
+  const auto& store = coordinator.store();
+  for (auto it = store.lower_bound(kRunPrefix);
+       it != store.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
+    v1::RunRecord run;
+    ParseRun(store, it->first, run).IgnoreError();
+    if (IsLive(run.state()) && Averages(run.spec())) CheckRun(run);
+  }
+}
+
+void Loads::CheckRun(const v1::RunRecord& run) {
+  const auto& store = coordinators_.current().store();
+  Groups& before = runs_[run.run()];
+  Groups now;
+  const std::string prefix = GroupsPrefix(run.run());
+  for (auto it = store.lower_bound(prefix);
+       it != store.end() && absl::StartsWith(it->first, prefix); ++it) {
+    const auto record = Parse<v1::GroupRecord>(it->second);
+    if (record.started()) now[record.group()] = Sample(record, before[record.group()]);
+  }
+  const auto [judged, is_new] = judged_.try_emplace(run.run(), run.version() + 1);
+  for (uint32_t round = judged->second + 1; round <= run.version() + 1; ++round) {
+    const auto commit = Read<v1::CommitRecord>(store, CommitKey(run.run(), round));
+    if (!commit.has_value()) continue;
+    if (!is_new) CheckCommit(run, *commit, before, now);
+    judged->second = round;
+  }
+  before = std::move(now);
+}
+
+Loads::Group Loads::Sample(const v1::GroupRecord& record, Group before) const {
+  const absl::Time now = world_.timeline.now();
+  Group group = std::move(before);
+  if (group.generation != record.generation()) group = {.progressed = now};
+  group.generation = record.generation();
+  while (!group.had.empty() && now - group.had.front().first > kMaxReport) group.had.pop_front();
+  uint64_t progress = 0;
+  int ranks = 0;
+  const SimulatedSession* lead = nullptr;
+  group.stream = 0;
+  for (const auto& worker : workers_) {
+    const SimulatedSession* const session = worker->session();
+    if (session == nullptr || session->place().run() != record.run() ||
+        session->place().generation() != record.generation()) {
+      continue;
+    }
+    ++ranks;
+    progress += worker->progress();
+    if (session->place().rank() != 0) continue;
+    lead = session;
+    group.stream = worker->intact_stream();
+  }
+  if (ranks < record.members_size()) group.stream = 0;
+  if (std::exchange(group.progress, progress) < progress) group.progressed = now;
+  group.loads = lead == nullptr ? std::nullopt : lead->loads();
+  group.orders = lead == nullptr ? 0 : lead->versions_ordered();
+  const bool waits = ranks < record.members_size() || lead == nullptr || lead->awaits_decision();
+  if (waits || now - group.progressed <= kLongPause) {
+    group.had.emplace_back(now, lead == nullptr ? 0 : lead->version());
+  }
+  return group;
+}
+
+void Loads::CheckCommit(const v1::RunRecord& run, const v1::CommitRecord& commit,
+                        const Groups& before, const Groups& now) {
+  std::set<uint32_t> loaded;
+  for (const auto& [slot, group] : now) {
+    const auto was = before.find(slot);
+    const bool same = was != before.end() && was->second.generation == group.generation &&
+                      was->second.stream == group.stream && was->second.loads == group.loads;
+    const bool goes_on = same && group.stream != 0 && group.loads.has_value() &&
+                         group.orders > group.earlier_orders &&
+                         world_.timeline.now() - group.progressed <= kProgressPause;
+    if (goes_on && *group.loads + 1 < commit.round()) loaded.insert(*group.loads);
+  }
+  for (const uint32_t version : loaded) {
+    world_.Count("loaded_versions");
+    if (Keeps(commit, version) || loaded.size() > kMaxLoadedVersions) continue;
+    world_.Violate(Describe(commit), " does not keep version ", version, ", which a group loads");
+  }
+  const uint32_t every = KeptVersionsOf(run.spec().averaging()).every;
+  for (const uint32_t version : commit.keep()) {
+    const auto may_load = [version](const auto& entry) {
+      return std::any_of(entry.second.had.begin(), entry.second.had.end(),
+                         [version](const auto& had) { return had.second <= version; });
+    };
+    if (version % every == 0 || std::any_of(now.begin(), now.end(), may_load) ||
+        std::any_of(before.begin(), before.end(), may_load)) {
+      continue;
+    }
+    world_.Violate(Describe(commit), " keeps version ", version, ", which no group loads");
+  }
+}
+
+}  // namespace cadre::simulation

@@ -1,0 +1,66 @@
+// Versions that groups load (coordinator/run/run_versions): the commits of a run keep a version
+// while a group that makes progress loads it, and do not keep it for a group that has stopped.
+//
+// What a group loads, and whether it makes progress, is known from the sessions of its ranks, which
+// the coordinator cannot see; so only what has lasted for a while is judged. While two coordinators
+// run, nothing is.
+//
+// Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "proto/cadre/v1/records.pb.h"
+#include "tests/simulation/coordinators.h"
+#include "tests/simulation/fault_injector.h"
+#include "tests/simulation/world.h"
+
+namespace cadre::simulation {
+
+class Loads {
+ public:
+  Loads(World& world, const Coordinators& coordinators, const Workers& workers)
+      : world_(world), coordinators_(coordinators), workers_(workers) {}
+
+  // Called once per second.
+  void Check();
+
+ private:
+  struct Group {
+    uint32_t generation = 0;
+    ConnectionId stream = 0;
+    // The version that it was ordered to load and does not have yet.
+    std::optional<uint32_t> loads;
+    uint64_t orders = 0;
+    // Orders before the present coordinator has started, which does not know what they order.
+    uint64_t earlier_orders = 0;
+    uint64_t progress = 0;
+    absl::Time progressed;
+    // The version that it had at times at which it was not paused.
+    std::deque<std::pair<absl::Time, uint32_t>> had;
+  };
+  using Groups = std::map<uint32_t, Group>;
+
+  void CheckRun(const v1::RunRecord& run);
+  // What the group is doing now, after `before`.
+  Group Sample(const v1::GroupRecord& record, Group before) const;
+  void CheckCommit(const v1::RunRecord& run, const v1::CommitRecord& commit, const Groups& before,
+                   const Groups& now);
+
+  World& world_;
+  const Coordinators& coordinators_;
+  const Workers& workers_;
+  std::map<std::string, Groups> runs_;
+  // The newest round of each run whose commit was judged.
+  std::map<std::string, uint32_t> judged_;
+  uint64_t starts_ = 0;
+  int changes_ = 0;
+};
+
+}  // namespace cadre::simulation
