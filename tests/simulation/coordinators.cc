@@ -9,6 +9,9 @@
 namespace cadre::simulation {
 namespace {
 
+// A store may return within this time after a shard was restored.
+constexpr absl::Duration kMaxAfterSeed = absl::Seconds(3);
+
 // As in coordinator/service/backup.
 void MarkAsBackup(SimulatedCoordinator::Records& store) {
   const auto meta = store.find(kMetaKey);
@@ -49,14 +52,19 @@ void Coordinators::RestoreStoreAfter(absl::Duration time) {
   if (!backup.has_value()) return;
   MarkAsBackup(*backup);
   pending_.End();
-  world_.timeline.After(time, pending_, [this, backup = *std::move(backup)] {
+  const auto restore = [this, backup = *std::move(backup)] {
     world_.Count("stores_restored");
     ++changes_;
     current().Crash();
     world_.Log("c     has an older store");
     current().SetStore(backup);
     invariants_.OnStoreRestored(current_, backup);
-  });
+  };
+  if (world_.dice.Chance(0.5)) return world_.timeline.After(time, pending_, restore);
+  world_.on_seed_applied = [this, restore] {
+    world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), kMaxAfterSeed), pending_,
+                          restore);
+  };
 }
 
 void Coordinators::StartSecond(absl::Duration age, absl::Duration length, double partitioned) {
@@ -64,6 +72,7 @@ void Coordinators::StartSecond(absl::Duration age, absl::Duration length, double
   if (!copy.has_value()) return;
   pending_.End();
   world_.timeline.After(age, pending_, [this, length, partitioned, copy = *std::move(copy)] {
+    world_.on_seed_applied = nullptr;
     BeginTwo(copy, partitioned);
     world_.timeline.After(length, pending_, [this] { EndTwo(); });
   });
@@ -101,6 +110,7 @@ void Coordinators::EndTwo() {
 }
 
 void Coordinators::EndFaults() {
+  world_.on_seed_applied = nullptr;
   pending_.End();
   if (two_) EndTwo();
 }

@@ -29,6 +29,8 @@ double* RateOf(FaultKind kind, Faults& faults) {
       return &faults.break_group;
     case FaultKind::kSlowMessages:
       return &faults.slow_message;
+    case FaultKind::kCorruptValues:
+      return &faults.corrupt_values;
     default:
       return nullptr;
   }
@@ -126,6 +128,7 @@ void FaultInjector::ChangeConditions(const Fault& fault, const std::string& host
     case FaultKind::kSlowPreparation:
       at.preparation = absl::Seconds(fault.amount);
       return condition("slow_preparations", at.slow_preparation);
+    case FaultKind::kLaggingLink:
     case FaultKind::kSlowLink:
       at.transfer = absl::Seconds(fault.amount);
       return condition("slow_links", at.slow_link);

@@ -36,6 +36,8 @@ enum class FaultKind {
   kBreakGroups,
   // Per message: it is delayed by seconds.
   kSlowMessages,
+  // Per call that stages a version to restore a shard: it has wrong values.
+  kCorruptValues,
 
   // ---- Events: at `at`, for `length`.
   kCrashCoordinator,
@@ -75,6 +77,8 @@ enum class FaultKind {
   kBadData,
   kSmallMemory,
   kSlowPreparation,
+  // The messages of bulk calls take seconds, or minutes.
+  kLaggingLink,
   kSlowLink,
   kDiverge,
   kJumpClock,

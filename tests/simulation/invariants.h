@@ -65,6 +65,12 @@ class Invariants {
   // `values`: what was transferred.
   void OnStaged(const std::string& aggregator, const v1::ContributionHeader& header,
                 const Values& values);
+  // A host stages other values than those of a version, to restore a shard.
+  void OnCorrupted(const v1::ContributionHeader& header) {
+    corrupted_.emplace(header.run(), header.round());
+  }
+  // Whether the digest is that of the shard in the version.
+  bool IsDigestOf(const v1::Applied& applied) const;
   // Contributions of the aggregator may be gone: it `holds` the others, and those that are gone
   // `may_be` gone.
   void OnContributionsRemoved(const std::string& aggregator,
@@ -189,6 +195,8 @@ class Invariants {
   std::set<std::pair<ContributionKey, std::string>> acknowledged_;
   std::set<std::pair<ContributionKey, std::string>> kept_;
   std::set<std::string> lost_disks_;
+  // Versions that may have been restored with other values.
+  std::set<std::pair<std::string, uint32_t>> corrupted_;
   std::set<std::tuple<std::string, uint32_t, uint32_t, uint32_t>> training_;
 };
 

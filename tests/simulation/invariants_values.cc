@@ -135,6 +135,14 @@ void Invariants::CheckDigests(const v1::CommitRecord& commit) {
   }
 }
 
+bool Invariants::IsDigestOf(const v1::Applied& applied) const {
+  const auto run = versions_.find(applied.run());
+  if (run == versions_.end() || !run->second.contains(applied.round())) return false;
+  const Interval span =
+      SpanOfShard(specs_.at(applied.run()), applied.shard(), shards_.at(applied.run()));
+  return applied.digest() == DigestOf(run->second.at(applied.round()), {span});
+}
+
 bool Invariants::IsMade(const std::pair<std::string, uint32_t>& version) const {
   return written_.contains(version) && lost_disks_.empty();
 }
@@ -237,7 +245,7 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const std::stri
   };
   if (!matches() && !IsMade({run, version})) ChooseRival({run, version}, span, values);
   written_.emplace(run, version);
-  if (matches()) return;
+  if (matches() || corrupted_.contains({run, version})) return;
   world_.Violate(aggregator, " writes ", name,
                  " with other values than the mean of its participants");
 }

@@ -86,6 +86,7 @@ void SimulatedAggregator::Start(bool move) {
   executing_ = false;
   epoch_ = 0;
   failed_applies_.clear();
+  wrong_.clear();
   CheckContributions();
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
@@ -290,6 +291,7 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
 
 bool SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
   if (!IsOrder(message)) return true;
+  CheckUse(message);
   const bool added = orders_->Add(message);
   Wake();
   return added;
@@ -381,10 +383,31 @@ void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const Orde
       world_.Count("creations_given_up");
       world_.not_created.insert(answer->run_opened().run());
     }
+    if (order.has_apply() && order.apply().seed()) NoteRestored(answer->applied());
     link_->Send(*answer);
   }
   NoteFailure(order, !result.repeat.ok());
   Wake();
+}
+
+void SimulatedAggregator::NoteRestored(const v1::Applied& applied) {
+  if (!applied.missing().empty() || !applied.error().empty()) return;
+  if (world_.on_seed_applied) std::exchange(world_.on_seed_applied, nullptr)();
+  wrong_.erase(applied.run());
+  if (invariants_.IsDigestOf(applied)) return;
+  world_.Count("shards_restored_wrongly");
+  wrong_[applied.run()] = applied.round();
+}
+
+// A record that was rebuilt may have no digest.
+void SimulatedAggregator::CheckUse(const v1::CoordinatorMessage& order) {
+  if (order.has_open_run()) wrong_.erase(order.open_run().run());
+  if (!order.has_apply() || order.apply().seed()) return;
+  const auto found = wrong_.find(order.apply().run());
+  if (found == wrong_.end() || order.apply().round() <= found->second) return;
+  if (invariants_.IsRestored(found->first)) return;
+  world_.Violate(name_, " must make version ", order.apply().round(), " of ", found->first,
+                 ", although it has version ", found->second, " with wrong values");
 }
 
 void SimulatedAggregator::NoteFailure(const v1::CoordinatorMessage& order, bool repeat) {

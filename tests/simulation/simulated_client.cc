@@ -130,6 +130,11 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
   Sign(options_.key, "nonce", filled);
   const auto values = std::make_shared<Values>(elements);
   if (elements > 0) std::memcpy(values->data(), bytes.data(), bytes.size());
+  if (header.seed() && elements > 0 && world_.dice.Chance(world_.faults.corrupt_values)) {
+    world_.Count("values_corrupted");
+    bulk_.invariants.OnCorrupted(header);
+    values->front() += 1;
+  }
   Call call{MakeTransfer(ShardTransfer::Direction::kStage, elements), std::move(stop)};
   std::shared_ptr<Attempt> attempt;
   const auto drop = absl::MakeCleanup([&] { Drop(attempt); });

@@ -105,8 +105,8 @@ class SimulatedCoordinator {
   absl::Time started_;
   std::unique_ptr<DurableMachine> machine_;
   std::vector<Event> inbox_;
-  // The process is stopped until then. What arrives meanwhile on a connection (0: users) is received
-  // together, some time afterwards.
+  // The process is stopped until then. What arrives meanwhile on a connection (0: users) is
+  // received together, some time afterwards.
   absl::Time stopped_until_ = absl::InfinitePast();
   std::map<ConnectionId, std::vector<Event>> on_network_;
   // The process is stopped, or writes to its store, until then.

@@ -1,7 +1,7 @@
 // What a simulated rank trains: every step changes each value that the rank owns by a number that
 // depends on the group, its generation and the position, so that a contribution shows which steps
-// it contains. Time passes as a step would take it. The optimizer's state of a position contains the
-// position and the round, so that a state in a wrong place, or of a later version, is detected.
+// it contains. Time passes as a step would take it. The optimizer's state of a position contains
+// the position and the round, so that a state in a wrong place, or of a later version, is detected.
 //
 // Used by the training thread of the session.
 #pragma once

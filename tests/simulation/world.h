@@ -32,6 +32,7 @@ struct Faults {
   double crash_aggregator = 0;
   double break_group = 0;
   double slow_message = 0;
+  double corrupt_values = 0;
   // Largest usual delay of a message.
   absl::Duration delay = absl::Milliseconds(20);
 };
@@ -128,6 +129,8 @@ class World {
   bool has_outer_runs = false;
   // Runs of which an aggregator has told the coordinator that it cannot create its shard.
   std::set<std::string> not_created;
+  // Called, once, when an aggregator has restored a shard from the values of a group.
+  std::function<void()> on_seed_applied;
   // Limit of the calls of one kind that an aggregator serves at the same time.
   int max_calls = 64;
   // The number of the newest of them.
