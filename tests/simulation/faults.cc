@@ -90,7 +90,7 @@ const Kind kKinds[] = {
      absl::Minutes(3), 0.3},
     {FaultKind::kSlowPreparation, "prepares slowly", 0, 4, Subject::kWorker, absl::Seconds(5),
      absl::Minutes(2), 0, 1, 90},
-    {FaultKind::kLaggingLink, "has a lagging link", 0, 8, Subject::kHost, absl::Seconds(30),
+    {FaultKind::kLaggingLink, "has a lagging link", 0, 14, Subject::kHost, absl::Seconds(30),
      absl::Minutes(3), 0, 0.3, 3},
     {FaultKind::kSlowLink, "has a slow link", 0, 6, Subject::kHost, absl::Seconds(10),
      absl::Minutes(3), 0, 0.1, 60},

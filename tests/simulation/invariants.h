@@ -31,6 +31,7 @@
 #include "absl/strings/string_view.h"
 #include "proto/cadre/v1/records.pb.h"
 #include "server/ledger.h"
+#include "tests/simulation/conservation.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/record_checks.h"
 #include "tests/simulation/world.h"
@@ -44,6 +45,7 @@ class Invariants {
   Invariants(World& world, std::function<size_t()> connected_workers)
       : world_(world),
         connected_workers_(std::move(connected_workers)),
+        conservation_(world),
         record_checks_(world, [this](const std::string& run) { return IsRestored(run); }) {}
 
   // ---- The coordinator
@@ -69,6 +71,10 @@ class Invariants {
   void OnCorrupted(const v1::ContributionHeader& header) {
     corrupted_.emplace(header.run(), header.round());
   }
+  bool IsCorrupted(const std::string& run) const {
+    const auto found = corrupted_.lower_bound({run, 0});
+    return found != corrupted_.end() && found->first == run;
+  }
   // Whether the digest is that of the shard in the version.
   bool IsDigestOf(const v1::Applied& applied) const;
   // Contributions of the aggregator may be gone: it `holds` the others, and those that are gone
@@ -87,6 +93,7 @@ class Invariants {
                         Interval span, const Values& values);
 
   // ---- Workers
+  Conservation& conservation() { return conservation_; }
   // The rank has loaded the version; `values` contains its part of the model.
   void OnHeld(const v1::RankSlot& place, uint32_t version, const Values& values,
               const std::vector<Interval>& owned);
@@ -159,6 +166,7 @@ class Invariants {
 
   World& world_;
   const std::function<size_t()> connected_workers_;
+  Conservation conservation_;
   RecordChecks record_checks_;
 
   std::map<uint32_t, Generation> generations_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/digest.h"
 #include "model/coding.h"
 #include "proto/enum_text.h"
 #include "server/client/frame.h"
@@ -188,6 +189,7 @@ void Invariants::RecordContribution(const v1::ContributionHeader& header, const 
   all.resize(begins.back());
   if (header.frame_elements() == 0) {
     Scatter(positions, values, all);
+    conservation_.Check(header, positions, all);
     CheckTraining(header, positions, all);
     return;
   }
@@ -201,6 +203,7 @@ void Invariants::RecordContribution(const v1::ContributionHeader& header, const 
   }
   world_.Count("frames_staged");
   Scatter(positions, change, all);
+  conservation_.Check(header, positions, all);
 }
 
 void Invariants::CheckTraining(const v1::ContributionHeader& header,

@@ -35,7 +35,8 @@ SimulatedModel::SimulatedModel(World& world, Invariants& invariants, HostConditi
       spans_(OwnedSpans(spec(), place().rank(), assignment.peers_size())),
       values_(InitialValues(spec())),
       states_(values_.size()),
-      owned_(OwnedIn(spans_, values_)) {}
+      owned_(OwnedIn(spans_, values_)),
+      changes_(world, invariants.conservation(), assignment, spans_) {}
 
 absl::Status SimulatedModel::Sleep(absl::Duration time) {
   threads_.Await([] { return false; }, world_.timeline.now() + time);
@@ -62,6 +63,7 @@ absl::Status SimulatedModel::Open(FailureNote& failure) {
 absl::Status SimulatedModel::Prepare(Transport& transport, const RankProtocol& protocol,
                                      FailureNote& failure) {
   protocol_ = &protocol;
+  changes_.Enter();
   group_.reset(new Communicator(WholeGroup(transport)));
   return CheckHost(v1::FAILURE_CAUSE_MEMORY, failure);
 }
@@ -91,7 +93,9 @@ void SimulatedModel::ReportHeld(uint32_t version) {
   if (world_.plant == Plant::kIgnoreVersion && !adopted_.empty()) values_ = adopted_;
   adopted_ = values_;
   held_ = version;
-  if (!threads_.killed()) invariants_.OnHeld(place(), version, values_, spans_);
+  if (threads_.killed()) return;
+  invariants_.OnHeld(place(), version, values_, spans_);
+  changes_.OnHeld(version, protocol_->decision().included(), values_);
 }
 
 absl::Status SimulatedModel::LoadCheckpoint(const std::vector<AveragingState>& /*averaging*/,
@@ -119,6 +123,10 @@ absl::Status SimulatedModel::Store(bool states) {
     }
   }
   return absl::OkStatus();
+}
+
+void SimulatedModel::Resume() {
+  if (!threads_.killed()) changes_.OnRestored();
 }
 
 StateVault::States SimulatedModel::States() {
@@ -149,6 +157,7 @@ absl::StatusOr<uint32_t> SimulatedModel::Train(const RankProtocol::Train& train,
 
 absl::Status SimulatedModel::TrainStep() {
   progress_.Enter(v1::ACTIVITY_TRAINING);
+  if (!threads_.killed()) changes_.OnStep(values_);
   ++steps_begun_;
   if (staged_round_ > protocol_->version()) world_.Count("steps_during_exchanges");
   CADRE_RETURN_IF_ERROR(Sleep(step_time_ * world_.dice.Between(50, 150) / 100));
@@ -157,6 +166,7 @@ absl::Status SimulatedModel::TrainStep() {
   CADRE_RETURN_IF_ERROR(group().Barrier());
   ++step_;
   if (world_.plant != Plant::kContributeUntrained) ChangeValues();
+  changes_.OnTrained(values_);
   progress_.Advance();
   TraceStep();
   MaybeReport();
@@ -213,6 +223,9 @@ void SimulatedModel::TraceStep() {
 
 PeriodReport SimulatedModel::TakePeriod() {
   staged_round_ = protocol_->version() + 1;
+  if (!threads_.killed()) {
+    changes_.OnStage(staged_round_, protocol_->decision().fragment(), values_);
+  }
   return {.rate = 0.5F};
 }
 

@@ -48,6 +48,7 @@ class SimulatedModel final : public TrainedModel {
   absl::Status LoadCheckpoint(const std::vector<AveragingState>& averaging,
                               FailureNote& failure) override;
   void OnAdopted(bool kept) override;
+  void Resume() override;
   void StartAt(uint32_t step) override;
   absl::StatusOr<uint32_t> Train(const RankProtocol::Train& train, FailureNote& failure) override;
   void MoveTo(uint32_t step) override;
@@ -95,6 +96,7 @@ class SimulatedModel final : public TrainedModel {
   Values values_;
   Values states_;
   std::vector<Owned> owned_;
+  RankChanges changes_;
   // The values that were adopted last.
   Values adopted_;
   const RankProtocol* protocol_ = nullptr;

@@ -54,6 +54,7 @@ void SimulatedSession::Deliver(const v1::CoordinatorMessage& message) {
     ordered_version_ = message.has_start() ? message.start().version() : decision.version();
     ++versions_ordered_;
   }
+  if (message.has_start()) context_.bulk.invariants.conservation().OnStart(message.start());
   if (world_.plant != Plant::kIgnoreCatchUp) return session_.Deliver(message);
   v1::CoordinatorMessage changed = message;
   if (changed.has_start()) changed.mutable_start()->clear_catch_up();
@@ -67,6 +68,9 @@ void SimulatedSession::Report(const TrainingReport& report) {
     *start.mutable_start()->mutable_place() = place();
     start.mutable_start()->set_next_step(1);
     return session_.Deliver(start);
+  }
+  if (const auto* contributed = std::get_if<v1::Contributed>(&report)) {
+    context_.bulk.invariants.conservation().OnContributed(*contributed);
   }
   if (const auto* restaged = std::get_if<v1::Restaged>(&report)) {
     world_.Count(restaged->error().empty() ? "values_staged_again" : "values_not_staged_again");
