@@ -5,6 +5,10 @@
 namespace cadre::simulation {
 namespace {
 
+// How long a fault may wait for a worker to load a version, and how often it looks.
+constexpr absl::Duration kMaxWaitForLoad = absl::Seconds(60);
+constexpr absl::Duration kPoll = absl::Milliseconds(250);
+
 double* RateOf(FaultKind kind, Faults& faults) {
   switch (kind) {
     case FaultKind::kBreakStreams:
@@ -81,9 +85,29 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
       return SwapDisks(fault);
     case FaultKind::kJumpClock:
       return JumpClock(fault);
+    case FaultKind::kHang:
+    case FaultKind::kLaggingLink:
+      if (fault.subject < workers_.size() && world_.dice.Chance(0.5)) {
+        return InjectAtLoad(fault, host, kMaxWaitForLoad);
+      }
+      return ChangeConditions(fault, host);
     default:
       return ChangeConditions(fault, host);
   }
+}
+
+// Versions that groups load while others go on are rare otherwise. A link that lags does so from
+// the start of a generation.
+void FaultInjector::InjectAtLoad(const Fault& fault, const std::string& host,
+                                 absl::Duration patience) {
+  const SimulatedSession* const session = workers_[fault.subject]->session();
+  const bool loads = session != nullptr && session->loads().value_or(0) > 0 &&
+                     (fault.kind == FaultKind::kHang || session->versions_ordered() == 1);
+  if (loads || patience <= absl::ZeroDuration()) return ChangeConditions(fault, host);
+  world_.timeline.After(kPoll, [this, fault, host, patience] {
+    if (ended_) return;
+    InjectAtLoad(fault, host, patience - kPoll);
+  });
 }
 
 void FaultInjector::ChangeConditions(const Fault& fault, const std::string& host) {
@@ -179,6 +203,7 @@ void FaultInjector::JumpClock(const Fault& fault) {
 }
 
 void FaultInjector::End() {
+  ended_ = true;
   const absl::Duration delay = world_.faults.delay;
   world_.faults = Faults();
   world_.faults.delay = std::min(delay, world_.faults.delay);

@@ -35,6 +35,8 @@ class FaultInjector {
  private:
   void Inject(const Fault& fault, const std::string& host);
   // Changes the conditions of a host for some time.
+  // Injects the fault when the worker loads a version, or after `patience`.
+  void InjectAtLoad(const Fault& fault, const std::string& host, absl::Duration patience);
   void ChangeConditions(const Fault& fault, const std::string& host);
   void EndWorker(const Fault& fault);
   void EndAggregator(const Fault& fault);
@@ -46,6 +48,7 @@ class FaultInjector {
   Coordinators& coordinators_;
   Workers& workers_;
   Directory& aggregators_;
+  bool ended_ = false;
 };
 
 }  // namespace cadre::simulation

@@ -18,9 +18,9 @@ namespace {
 // of progress with heartbeats and tolerates kMaxLoadPause.
 constexpr absl::Duration kProgressPause = absl::Seconds(4);
 // A group without progress for this time is paused for the coordinator, too.
-constexpr absl::Duration kLongPause = absl::Seconds(20);
+constexpr absl::Duration kLongPause = absl::Seconds(18);
 // Reports of groups arrive within this time.
-constexpr absl::Duration kMaxReport = absl::Seconds(15);
+constexpr absl::Duration kMaxReport = absl::Seconds(10);
 
 }  // namespace
 
@@ -37,6 +37,10 @@ void Loads::Check() {
       for (auto& [slot, group] : groups) group.earlier_orders = group.orders;
     }
   }
+  const uint64_t ended = world_.counters["streams_broken"] + world_.counters["queues_full"];
+  shards_away_ = std::exchange(streams_ended_, ended) != ended ||
+                 std::any_of(aggregators_.begin(), aggregators_.end(),
+                             [](const auto& aggregator) { return !aggregator->joined(); });
   const auto& store = coordinator.store();
   for (auto it = store.lower_bound(kRunPrefix);
        it != store.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
@@ -69,7 +73,7 @@ void Loads::CheckRun(const v1::RunRecord& run) {
 Loads::Group Loads::Sample(const v1::GroupRecord& record, Group before) const {
   const absl::Time now = world_.timeline.now();
   Group group = std::move(before);
-  if (group.generation != record.generation()) group = {.progressed = now};
+  if (group.generation != record.generation()) group = {.progressed = now, .watched = now};
   group.generation = record.generation();
   while (!group.had.empty() && now - group.had.front().first > kMaxReport) group.had.pop_front();
   uint64_t progress = 0;
@@ -90,10 +94,11 @@ Loads::Group Loads::Sample(const v1::GroupRecord& record, Group before) const {
   }
   if (ranks < record.members_size()) group.stream = 0;
   if (std::exchange(group.progress, progress) < progress) group.progressed = now;
+  group.watched = shards_away_ ? now : std::max(group.watched, group.progressed);
   group.loads = lead == nullptr ? std::nullopt : lead->loads();
   group.orders = lead == nullptr ? 0 : lead->versions_ordered();
   const bool waits = ranks < record.members_size() || lead == nullptr || lead->awaits_decision();
-  if (waits || now - group.progressed <= kLongPause) {
+  if (waits || now - group.watched <= kLongPause) {
     group.had.emplace_back(now, lead == nullptr ? 0 : lead->version());
   }
   return group;

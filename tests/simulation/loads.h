@@ -25,8 +25,9 @@ namespace cadre::simulation {
 
 class Loads {
  public:
-  Loads(World& world, const Coordinators& coordinators, const Workers& workers)
-      : world_(world), coordinators_(coordinators), workers_(workers) {}
+  Loads(World& world, const Coordinators& coordinators, const Workers& workers,
+        const Directory& aggregators)
+      : world_(world), coordinators_(coordinators), workers_(workers), aggregators_(aggregators) {}
 
   // Called once per second.
   void Check();
@@ -42,6 +43,9 @@ class Loads {
     uint64_t earlier_orders = 0;
     uint64_t progress = 0;
     absl::Time progressed;
+    // Since when it may be paused for the coordinator, which does not take it for paused while a
+    // shard is away.
+    absl::Time watched;
     // The version that it had at times at which it was not paused.
     std::deque<std::pair<absl::Time, uint32_t>> had;
   };
@@ -56,10 +60,13 @@ class Loads {
   World& world_;
   const Coordinators& coordinators_;
   const Workers& workers_;
+  const Directory& aggregators_;
   std::map<std::string, Groups> runs_;
   // The newest round of each run whose commit was judged.
   std::map<std::string, uint32_t> judged_;
   uint64_t starts_ = 0;
+  uint64_t streams_ended_ = 0;
+  bool shards_away_ = false;
   int changes_ = 0;
 };
 

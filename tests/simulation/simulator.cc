@@ -100,7 +100,7 @@ Simulator::Simulator(const SimulatorOptions& options)
       operators_(world_, coordinators_, invariants_, workers_),
       injector_(world_, network_, coordinators_, workers_, aggregators_),
       liveness_(world_, coordinators_, workers_, aggregators_, network_),
-      loads_(world_, coordinators_, workers_) {
+      loads_(world_, coordinators_, workers_, aggregators_) {
   world_.plant = options.plant;
   world_.listener = options.on_line;
 }
