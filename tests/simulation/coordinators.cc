@@ -10,7 +10,7 @@ namespace cadre::simulation {
 namespace {
 
 // A store may return within this time after a shard was restored.
-constexpr absl::Duration kMaxAfterSeed = absl::Seconds(3);
+constexpr absl::Duration kMaxAfterSeed = absl::Seconds(1);
 
 // As in coordinator/service/backup.
 void MarkAsBackup(SimulatedCoordinator::Records& store) {
@@ -60,7 +60,7 @@ void Coordinators::RestoreStoreAfter(absl::Duration time) {
     current().SetStore(backup);
     invariants_.OnStoreRestored(current_, backup);
   };
-  if (world_.dice.Chance(0.5)) return world_.timeline.After(time, pending_, restore);
+  if (world_.dice.Chance(0.3)) return world_.timeline.After(time, pending_, restore);
   world_.on_seed_applied = [this, restore] {
     world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), kMaxAfterSeed), pending_,
                           restore);

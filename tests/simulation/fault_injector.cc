@@ -96,17 +96,21 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
   }
 }
 
-// Versions that groups load while others go on are rare otherwise. A link that lags does so from
-// the start of a generation.
+// Versions that groups load while others go on are rare otherwise. A link lags as a generation
+// starts on any worker.
 void FaultInjector::InjectAtLoad(const Fault& fault, const std::string& host,
                                  absl::Duration patience) {
-  const SimulatedSession* const session = workers_[fault.subject]->session();
-  const bool loads = session != nullptr && session->loads().value_or(0) > 0 &&
-                     (fault.kind == FaultKind::kHang || session->versions_ordered() == 1);
-  if (loads || patience <= absl::ZeroDuration()) return ChangeConditions(fault, host);
+  const bool hangs = fault.kind == FaultKind::kHang;
+  for (const auto& worker : workers_) {
+    const SimulatedSession* const session = worker->session();
+    if (session == nullptr || session->loads().value_or(0) == 0) continue;
+    if (hangs ? worker->name() != host : session->versions_ordered() != 1) continue;
+    world_.Log("fault ", worker->name(), hangs ? " hangs" : " lags", " as it loads a version");
+    return ChangeConditions(fault, worker->name());
+  }
+  if (patience <= absl::ZeroDuration()) return ChangeConditions(fault, host);
   world_.timeline.After(kPoll, [this, fault, host, patience] {
-    if (ended_) return;
-    InjectAtLoad(fault, host, patience - kPoll);
+    if (!ended_) InjectAtLoad(fault, host, patience - kPoll);
   });
 }
 
