@@ -35,8 +35,8 @@ class Coordinators {
   // How often members had to follow a coordinator with another store.
   int changes() const { return changes_; }
 
-  // Ends one of those that run; it starts again after `downtime`.
-  void Crash(absl::Duration downtime);
+  // Ends one of those that run; it starts again after `downtime`, and its wall clock has jumped.
+  void Crash(absl::Duration downtime, absl::Duration jump = absl::ZeroDuration());
   // After the time, the process ends and starts again with a backup of now.
   void RestoreStoreAfter(absl::Duration time);
   // After `age`, a second coordinator starts with a copy of the store of now. After another

@@ -57,6 +57,8 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
   switch (fault.kind) {
     case FaultKind::kCrashCoordinator:
       return coordinators_.Crash(fault.length);
+    case FaultKind::kJumpCoordinatorClock:
+      return coordinators_.Crash(fault.length, absl::Seconds(fault.amount));
     case FaultKind::kRestoreStore:
       if (world_.has_outer_runs) return;
       return coordinators_.RestoreStoreAfter(fault.length);

@@ -46,6 +46,8 @@ const Kind kKinds[] = {
     {FaultKind::kCorruptValues, "ranks restore wrong values", 0.5},
     {FaultKind::kCrashCoordinator, "the coordinator crashes", 0, 20, Subject::kNone,
      absl::Milliseconds(100), absl::Seconds(14)},
+    {FaultKind::kJumpCoordinatorClock, "the coordinator crashes and its wall clock jumps", 0, 6,
+     Subject::kNone, absl::Milliseconds(100), absl::Seconds(14), 0, -600, 600},
     {FaultKind::kRestoreStore, "the coordinator returns to its store of now", 0, 8, Subject::kNone,
      absl::Seconds(1), absl::Seconds(60)},
     {FaultKind::kSecondCoordinator, "a second coordinator starts with the store of now", 0, 3,

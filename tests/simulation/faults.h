@@ -41,6 +41,8 @@ enum class FaultKind {
 
   // ---- Events: at `at`, for `length`.
   kCrashCoordinator,
+  // The coordinator crashes and returns with a wall clock that has jumped by `amount`.
+  kJumpCoordinatorClock,
   // The coordinator returns with a backup of its store from the beginning of the fault.
   kRestoreStore,
   // A second coordinator is started with a copy of the store that is `amount` seconds old, and both

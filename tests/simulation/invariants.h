@@ -67,16 +67,6 @@ class Invariants {
   // `values`: what was transferred.
   void OnStaged(const std::string& aggregator, const v1::ContributionHeader& header,
                 const Values& values);
-  // A host stages other values than those of a version, to restore a shard.
-  void OnCorrupted(const v1::ContributionHeader& header) {
-    corrupted_.emplace(header.run(), header.round());
-  }
-  bool IsCorrupted(const std::string& run) const {
-    const auto found = corrupted_.lower_bound({run, 0});
-    return found != corrupted_.end() && found->first == run;
-  }
-  // Whether the digest is that of the shard in the version.
-  bool IsDigestOf(const v1::Applied& applied) const;
   // Contributions of the aggregator may be gone: it `holds` the others, and those that are gone
   // `may_be` gone.
   void OnContributionsRemoved(const std::string& aggregator,
@@ -88,8 +78,9 @@ class Invariants {
   bool HasLostDisk(const v1::RunRecord& run) const;
   // Whether the run's record was once replaced by an older one.
   bool IsRestored(const std::string& run) const { return restored_.contains(run); }
-  // The aggregator has durably written the version; `values` are those of `span`.
-  void OnVersionWritten(const std::string& aggregator, const std::string& run, uint32_t version,
+  // The aggregator has durably written the version; `values` are those of `span`. Returns whether
+  // the version has them.
+  bool OnVersionWritten(const std::string& aggregator, const std::string& run, uint32_t version,
                         Interval span, const Values& values);
 
   // ---- Workers
@@ -141,9 +132,8 @@ class Invariants {
                       const v1::CommitRecord& commit);
   void CheckParticipant(const View& view, const v1::RunRecord& run, const v1::CommitRecord& commit,
                         const v1::Participant& in);
-  // Whether the values of the version can no longer be others.
-  bool IsMade(const std::pair<std::string, uint32_t>& version) const;
-  // An aggregator has written the values of a rival: it becomes the version.
+  // An aggregator has written the values of a rival: it becomes the version, unless another one
+  // has.
   void ChooseRival(const std::pair<std::string, uint32_t>& version, Interval span,
                    const Values& values);
   void OnNextAttempt(const v1::CommitRecord& before, const v1::CommitRecord& commit);
@@ -203,8 +193,6 @@ class Invariants {
   std::set<std::pair<ContributionKey, std::string>> acknowledged_;
   std::set<std::pair<ContributionKey, std::string>> kept_;
   std::set<std::string> lost_disks_;
-  // Versions that may have been restored with other values.
-  std::set<std::pair<std::string, uint32_t>> corrupted_;
   std::set<std::tuple<std::string, uint32_t, uint32_t, uint32_t>> training_;
 };
 

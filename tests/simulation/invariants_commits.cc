@@ -92,7 +92,7 @@ void Invariants::CheckNewCommit(const View& view, const Store& before, const Sto
   } else if (!SameMaking(other->second, commit)) {
     world_.Count("rounds_closed_differently");
     Rival first{other->second, versions_[commit.run()][commit.round()]};
-    if (!IsMade(version)) {
+    if (!written_.contains(version) || !lost_disks_.empty()) {
       other->second = commit;
       versions_[commit.run()][commit.round()] = std::move(made.values);
       made = std::move(first);

@@ -136,20 +136,9 @@ void Invariants::CheckDigests(const v1::CommitRecord& commit) {
   }
 }
 
-bool Invariants::IsDigestOf(const v1::Applied& applied) const {
-  const auto run = versions_.find(applied.run());
-  if (run == versions_.end() || !run->second.contains(applied.round())) return false;
-  const Interval span =
-      SpanOfShard(specs_.at(applied.run()), applied.shard(), shards_.at(applied.run()));
-  return applied.digest() == DigestOf(run->second.at(applied.round()), {span});
-}
-
-bool Invariants::IsMade(const std::pair<std::string, uint32_t>& version) const {
-  return written_.contains(version) && lost_disks_.empty();
-}
-
 void Invariants::ChooseRival(const std::pair<std::string, uint32_t>& version, Interval span,
                              const Values& values) {
+  if (written_.contains(version) && lost_disks_.empty()) return;
   const std::vector<Interval> whole = {{0, span.size()}};
   for (Rival& rival : rivals_[version]) {
     const Values part(rival.values.begin() + span.begin, rival.values.begin() + span.end);
@@ -231,14 +220,14 @@ void Invariants::CheckTraining(const v1::ContributionHeader& header,
   }
 }
 
-void Invariants::OnVersionWritten(const std::string& aggregator, const std::string& run,
+bool Invariants::OnVersionWritten(const std::string& aggregator, const std::string& run,
                                   uint32_t version, Interval span, const Values& values) {
   const std::string name = absl::StrCat("version ", version, " of ", run);
   world_.Count("shard_versions_checked");
   const auto versions = versions_.find(run);
   if (versions == versions_.end() || versions->second.count(version) == 0) {
     world_.Violate(aggregator, " writes ", name, ", which has no commit record");
-    return;
+    return false;
   }
   const Values& expected = versions->second[version];
   const std::vector<Interval> whole = {{0, span.size()}};
@@ -246,11 +235,12 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const std::stri
     const Values part(expected.begin() + span.begin, expected.begin() + span.end);
     return DigestOf(values, whole) == DigestOf(part, whole);
   };
-  if (!matches() && !IsMade({run, version})) ChooseRival({run, version}, span, values);
+  if (!matches()) ChooseRival({run, version}, span, values);
   written_.emplace(run, version);
-  if (matches() || corrupted_.contains({run, version})) return;
+  if (matches() || world_.corrupted.contains({run, version})) return matches();
   world_.Violate(aggregator, " writes ", name,
                  " with other values than the mean of its participants");
+  return false;
 }
 
 void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Values& values,

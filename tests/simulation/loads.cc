@@ -79,25 +79,30 @@ Loads::Group Loads::Sample(const v1::GroupRecord& record, Group before) const {
   uint64_t progress = 0;
   int ranks = 0;
   const SimulatedSession* lead = nullptr;
-  group.stream = 0;
+  group.streams.clear();
   for (const auto& worker : workers_) {
     const SimulatedSession* const session = worker->session();
     if (session == nullptr || session->place().run() != record.run() ||
         session->place().generation() != record.generation()) {
       continue;
     }
-    ++ranks;
+    const HostConditions& host = world_.hosts.at(worker->name());
+    const bool reports = worker->intact_stream() != 0 && host.cut_up <= now &&
+                         host.cut_down <= now && host.congested <= now;
+    ranks += reports ? 1 : 0;
     progress += worker->progress();
-    if (session->place().rank() != 0) continue;
-    lead = session;
-    group.stream = worker->intact_stream();
+    group.streams.push_back(worker->intact_stream());
+    if (session->place().rank() == 0) lead = session;
   }
-  if (ranks < record.members_size()) group.stream = 0;
-  if (std::exchange(group.progress, progress) < progress) group.progressed = now;
+  group.connected = ranks == record.members_size();
+  if (std::exchange(group.progress, progress) < progress) {
+    if (now - group.progressed > kProgressPause) group.resumed = now;
+    group.progressed = now;
+  }
   group.watched = shards_away_ ? now : std::max(group.watched, group.progressed);
   group.loads = lead == nullptr ? std::nullopt : lead->loads();
   group.orders = lead == nullptr ? 0 : lead->versions_ordered();
-  const bool waits = ranks < record.members_size() || lead == nullptr || lead->awaits_decision();
+  const bool waits = !group.connected || lead == nullptr || lead->awaits_decision();
   if (waits || now - group.watched <= kLongPause) {
     group.had.emplace_back(now, lead == nullptr ? 0 : lead->version());
   }
@@ -110,10 +115,11 @@ void Loads::CheckCommit(const v1::RunRecord& run, const v1::CommitRecord& commit
   for (const auto& [slot, group] : now) {
     const auto was = before.find(slot);
     const bool same = was != before.end() && was->second.generation == group.generation &&
-                      was->second.stream == group.stream && was->second.loads == group.loads;
-    const bool goes_on = same && group.stream != 0 && group.loads.has_value() &&
+                      was->second.streams == group.streams && was->second.loads == group.loads;
+    const bool goes_on = same && group.connected && group.loads.has_value() &&
                          group.orders > group.earlier_orders &&
-                         world_.timeline.now() - group.progressed <= kProgressPause;
+                         world_.timeline.now() - group.progressed <= kProgressPause &&
+                         world_.timeline.now() - group.resumed > kMaxReport;
     if (goes_on && *group.loads + 1 < commit.round()) loaded.insert(*group.loads);
   }
   for (const uint32_t version : loaded) {

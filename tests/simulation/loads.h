@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "proto/cadre/v1/records.pb.h"
@@ -35,7 +36,9 @@ class Loads {
  private:
   struct Group {
     uint32_t generation = 0;
-    ConnectionId stream = 0;
+    // The streams of its ranks, and whether all are connected.
+    std::vector<ConnectionId> streams;
+    bool connected = false;
     // The version that it was ordered to load and does not have yet.
     std::optional<uint32_t> loads;
     uint64_t orders = 0;
@@ -43,6 +46,8 @@ class Loads {
     uint64_t earlier_orders = 0;
     uint64_t progress = 0;
     absl::Time progressed;
+    // When it last made progress after a pause, of which the coordinator learns later.
+    absl::Time resumed = absl::InfinitePast();
     // Since when it may be paused for the coordinator, which does not take it for paused while a
     // shard is away.
     absl::Time watched;

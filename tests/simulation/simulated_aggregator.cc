@@ -40,6 +40,19 @@ std::pair<std::string, std::string> PartsOf(const std::string& path) {
   return {parts[1], parts[2]};
 }
 
+// A shard with wrong values must be restored again before it is used. A record that was rebuilt may
+// have no digest to compare them with.
+void CheckUse(World& world, const Invariants& invariants, const std::string& aggregator,
+              std::map<std::string, uint32_t>& wrong, const v1::CoordinatorMessage& order) {
+  if (order.has_open_run()) wrong.erase(order.open_run().run());
+  const v1::Apply& apply = order.apply();
+  const auto found = wrong.find(apply.run());
+  const bool uses = found != wrong.end() && apply.round() > found->second && !apply.seed();
+  if (!uses || invariants.IsRestored(apply.run())) return;
+  world.Violate(aggregator, " must make version ", apply.round(), " of ", apply.run(),
+                ", although it has version ", found->second, " with wrong values");
+}
+
 }  // namespace
 
 absl::Status SimulatedAggregator::Disk::Rename(const std::string& from, const std::string& to) {
@@ -284,14 +297,19 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
   const auto read = (*pull)->Next({reinterpret_cast<char*>(values.data()), values.size() * 4});
   if (!read.ok()) world_.Violate(name_, ": ", read.status().ToString());
   world_.Log(name_, "    has written version ", version, " of ", run);
-  invariants_.OnVersionWritten(name_, run, version, span, values);
+  if (invariants_.OnVersionWritten(name_, run, version, span, values)) {
+    wrong_.erase(run);
+  } else {
+    world_.Count("shards_restored_wrongly");
+    wrong_[run] = version;
+  }
 }
 
 // ---- Orders
 
 bool SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
   if (!IsOrder(message)) return true;
-  CheckUse(message);
+  CheckUse(world_, invariants_, name_, wrong_, message);
   const bool added = orders_->Add(message);
   Wake();
   return added;
@@ -383,31 +401,12 @@ void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const Orde
       world_.Count("creations_given_up");
       world_.not_created.insert(answer->run_opened().run());
     }
-    if (order.has_apply() && order.apply().seed()) NoteRestored(answer->applied());
+    const bool restored = order.apply().seed() && answer->applied().missing().empty();
+    if (restored && world_.on_seed_applied) std::exchange(world_.on_seed_applied, nullptr)();
     link_->Send(*answer);
   }
   NoteFailure(order, !result.repeat.ok());
   Wake();
-}
-
-void SimulatedAggregator::NoteRestored(const v1::Applied& applied) {
-  if (!applied.missing().empty() || !applied.error().empty()) return;
-  if (world_.on_seed_applied) std::exchange(world_.on_seed_applied, nullptr)();
-  wrong_.erase(applied.run());
-  if (invariants_.IsDigestOf(applied)) return;
-  world_.Count("shards_restored_wrongly");
-  wrong_[applied.run()] = applied.round();
-}
-
-// A record that was rebuilt may have no digest.
-void SimulatedAggregator::CheckUse(const v1::CoordinatorMessage& order) {
-  if (order.has_open_run()) wrong_.erase(order.open_run().run());
-  if (!order.has_apply() || order.apply().seed()) return;
-  const auto found = wrong_.find(order.apply().run());
-  if (found == wrong_.end() || order.apply().round() <= found->second) return;
-  if (invariants_.IsRestored(found->first)) return;
-  world_.Violate(name_, " must make version ", order.apply().round(), " of ", found->first,
-                 ", although it has version ", found->second, " with wrong values");
 }
 
 void SimulatedAggregator::NoteFailure(const v1::CoordinatorMessage& order, bool repeat) {

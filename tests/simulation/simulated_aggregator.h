@@ -113,10 +113,6 @@ class SimulatedAggregator {
   void ExecuteNext();
   void Execute(const v1::CoordinatorMessage& order, absl::Duration rest);
   void Finish(const v1::CoordinatorMessage& order, const OrderResult& result);
-  // The order restored a shard; what it has reported tells whether with the values of the version.
-  void NoteRestored(const v1::Applied& applied);
-  // A shard with wrong values must be restored again before it is used.
-  void CheckUse(const v1::CoordinatorMessage& order);
   // The order was carried out; `repeat`: it has failed.
   void NoteFailure(const v1::CoordinatorMessage& order, bool repeat);
   v1::CoordinatorMessage Plant(v1::CoordinatorMessage order);
@@ -157,7 +153,7 @@ class SimulatedAggregator {
   bool executing_ = false;
   // The coordinator's, since the process has started.
   uint64_t epoch_ = 0;
-  // The version of the runs whose shard was restored with wrong values, as it has reported.
+  // The version of the runs whose shard was restored with wrong values.
   std::map<std::string, uint32_t> wrong_;
   // Applies that have failed for a transient reason, by run.
   struct FailedApply {

@@ -132,7 +132,7 @@ absl::Status SimulatedShardClient::Stage(const v1::ContributionHeader& header,
   if (elements > 0) std::memcpy(values->data(), bytes.data(), bytes.size());
   if (header.seed() && elements > 0 && world_.dice.Chance(world_.faults.corrupt_values)) {
     world_.Count("values_corrupted");
-    bulk_.invariants.OnCorrupted(header);
+    world_.corrupted.emplace(header.run(), header.round());
     values->front() += 1;
   }
   Call call{MakeTransfer(ShardTransfer::Direction::kStage, elements), std::move(stop)};

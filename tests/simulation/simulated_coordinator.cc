@@ -113,6 +113,12 @@ void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
                         [this] { Start(); });
 }
 
+void SimulatedCoordinator::JumpClock(absl::Duration by) {
+  if (by == absl::ZeroDuration() || up()) return;
+  world_.Count("coordinator_clock_jumps");
+  ahead_ += by;
+}
+
 void SimulatedCoordinator::Stop() {
   Crash();
   life_.End();
@@ -179,7 +185,7 @@ int64_t SimulatedCoordinator::traces_waiting() const {
 // ---- The loop
 
 absl::Time SimulatedCoordinator::Now() const {
-  return world_.plant == Plant::kNoTicks ? started_ : world_.timeline.now();
+  return ahead_ + (world_.plant == Plant::kNoTicks ? started_ : world_.timeline.now());
 }
 
 absl::Duration SimulatedCoordinator::BeginStall() {
@@ -245,7 +251,7 @@ void SimulatedCoordinator::EndTurn(const absl::StatusOr<DurableMachine::Turn>& t
   if (crashes_) return Crash();
   if (!up()) return;
   const absl::Time now = world_.timeline.now();
-  const absl::Time until = machine_->BeginWait(Now());
+  const absl::Time until = machine_->BeginWait(Now()) - ahead_;
   if (!inbox_.empty()) return ScheduleTurn(now);
   if (world_.plant == Plant::kNoTicks || until == absl::InfiniteFuture()) return;
   // Otherwise, a deadline that a Tick does not resolve would be scheduled again without end.

@@ -37,6 +37,8 @@ class SimulatedCoordinator {
   void Start();
   // Ends the process; it starts again after `downtime`, or a random time.
   void Crash(std::optional<absl::Duration> downtime = std::nullopt);
+  // Its host's wall clock jumps. Requires: !up().
+  void JumpClock(absl::Duration by);
   // Ends the process permanently, unless Start is called.
   void Stop();
   // Replaces the store. Requires: !up().
@@ -97,6 +99,8 @@ class SimulatedCoordinator {
   const Machine::Options options_;
   const Network::Endpoint endpoint_;
   Records store_;
+  // By how much the wall clock is ahead.
+  absl::Duration ahead_;
 
   // State of the process.
   Lifetime life_;

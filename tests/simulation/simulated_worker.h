@@ -47,7 +47,7 @@ class SimulatedWorker {
   const std::string& incarnation() const { return incarnation_; }
   const std::string& name() const { return name_; }
   absl::Duration step_time() const { return step_time_; }
-  // Of its training thread.
+  // What its training thread counts (TrainerProgress).
   uint64_t progress() const { return up() ? progress_->count() : 0; }
   // The current session; null if none.
   const SimulatedSession* session() const { return sessions_.current().get(); }

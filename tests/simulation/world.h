@@ -129,6 +129,8 @@ class World {
   bool has_outer_runs = false;
   // Runs of which an aggregator has told the coordinator that it cannot create its shard.
   std::set<std::string> not_created;
+  // Versions of runs that may have been restored with wrong values.
+  std::set<std::pair<std::string, uint32_t>> corrupted;
   // Called, once, when an aggregator has restored a shard from the values of a group.
   std::function<void()> on_seed_applied;
   // Limit of the calls of one kind that an aggregator serves at the same time.
