@@ -20,6 +20,7 @@
 #include "model/graph.h"
 #include "model/kept_versions.h"
 #include "model/outer_optimizer.h"
+#include "model/shard_copies.h"
 #include "model/validation_parts.h"
 #include "proto/long_text.h"
 #include "tensor/mesh.h"
@@ -351,6 +352,7 @@ class Validation : private SpecChecker {
       Add("averaging.staleness.weight", "is ", staleness.weight(), "; it must be in [0, 1]");
     }
     AtMost("averaging.keep_versions.count", averaging.keep_versions().count(), kMaxKeptVersions);
+    CheckCopies();
     if (const auto wrong = WrongScreenOf(averaging.screen())) {
       Add(absl::StrCat("averaging.screen.", wrong->field), wrong->reason);
     }
@@ -362,6 +364,21 @@ class Validation : private SpecChecker {
           : averaging.has_screen()     ? "averaging.screen"
                                        : "averaging.keep_versions",
           "is set, but averaging.every_steps is 0, so that there are no rounds");
+    }
+  }
+
+  void CheckCopies() {
+    const v1::Averaging& averaging = spec_.averaging();
+    if (averaging.has_copies() && (averaging.copies() < 1 || averaging.copies() > kMaxCopies)) {
+      Add("averaging.copies", "is ", averaging.copies(), "; it must be 1 or ", kMaxCopies);
+    }
+    if (averaging.copies() != kMaxCopies) return;
+    if (averaging.every_steps() == 0) {
+      Add("averaging.copies", "is 2, but averaging.every_steps is 0, so that there are no rounds");
+    }
+    if (spec_.cluster().aggregators() == 1) {
+      Add("averaging.copies",
+          "is 2, but cluster.aggregators is 1: the copy of a shard is on another aggregator");
     }
   }
 

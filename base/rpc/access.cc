@@ -31,6 +31,8 @@ bool Permits(absl::string_view path, v1::Access access, Role role) {
       return role == Role::kWorker || role == Role::kAggregator;
     case v1::WORKER:
       return role == Role::kWorker;
+    case v1::AGGREGATOR:
+      return role == Role::kAggregator;
     default:
       return false;
   }

@@ -9,6 +9,7 @@
 //   OPERATOR          operators
 //   MEMBER            workers, aggregators
 //   WORKER            workers
+//   AGGREGATOR        aggregators
 //
 // Workers may also read versions (Locate, Rounds.Read), which operators do otherwise: a program
 // that is started again after the end of its run loads the last version.

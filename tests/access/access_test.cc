@@ -103,7 +103,7 @@ bool HasRoleFor(Caller caller, v1::Access access, const std::string& path) {
       return access == v1::MEMBER || access == v1::WORKER || ReadsVersions(path);
     case Caller::kAggregator:
     case Caller::kAggregatorOfAnotherName:
-      return access == v1::MEMBER;
+      return access == v1::MEMBER || access == v1::AGGREGATOR;
     default:
       return false;
   }
@@ -121,8 +121,11 @@ StatusCode CodeForRole(const std::string& path, Caller caller) {
       {"/cadre.v1.Membership/Join", StatusCode::OK},
       {"/cadre.v1.Rounds/Stage", StatusCode::OK},
       {"/cadre.v1.Rounds/Pull", StatusCode::OK},
-      {"/cadre.v1.Rounds/Read", StatusCode::OK}};
-  if (caller == Caller::kAggregatorOfAnotherName) return StatusCode::FAILED_PRECONDITION;
+      {"/cadre.v1.Rounds/Read", StatusCode::OK},
+      {"/cadre.v1.Rounds/Copy", StatusCode::OK}};
+  // Aggregators copy from any other.
+  const bool named = path != "/cadre.v1.Rounds/Copy";
+  if (caller == Caller::kAggregatorOfAnotherName && named) return StatusCode::FAILED_PRECONDITION;
   const bool rounds = path.find("Rounds") != std::string::npos;
   if (caller == Caller::kWorkerOfAnotherRun && rounds && !ReadsVersions(path)) {
     return StatusCode::PERMISSION_DENIED;
@@ -279,6 +282,14 @@ class AccessTest : public ::testing::Test {
     if (read || method.full_name() == "cadre.v1.Rounds.Pull") {
       v1::PullRequest request = PullOf(run_, 0, 0, 15);
       if (!read) Sign(key, "nonce", request);
+      return {request.SerializeAsString()};
+    }
+    if (method.full_name() == "cadre.v1.Rounds.Copy") {
+      v1::CopyRequest request;
+      request.set_protocol(kProtocol);
+      request.set_run(run_.run);
+      request.set_lineage(run_.lineage);
+      request.set_file(v1::CopyRequest::VALUES);
       return {request.SerializeAsString()};
     }
     // A run that does not exist.
