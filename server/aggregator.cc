@@ -26,7 +26,11 @@ constexpr int kMaxWarnings = 64;
 }  // namespace
 
 Aggregator::Aggregator(AggregatorOptions options)
-    : options_(std::move(options)), incarnation_(NewIdentity()), orders_(options_.orders) {}
+    : options_(std::move(options)),
+      incarnation_(NewIdentity()),
+      orders_(options_.orders),
+      copies_(options_.orders),
+      copy_client_(options_.server.credentials) {}
 
 Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
 
@@ -78,6 +82,7 @@ absl::Status Aggregator::Join() {
     {
       absl::MutexLock lock(&mutex_);
       orders_.Begin(epoch);
+      copies_.Begin(epoch);
     }
     return host_->SaveEpoch(epoch).ok();
   };
@@ -95,7 +100,7 @@ absl::Status Aggregator::Join() {
       if (heartbeat.warnings_size() == kMaxWarnings) break;
     }
     absl::MutexLock lock(&mutex_);
-    for (v1::DelayedOrder& delayed : orders_.Delayed(clock_.Now())) {
+    for (v1::DelayedOrder& delayed : DelayedOrders()) {
       *heartbeat.add_delayed_orders() = std::move(delayed);
     }
     return heartbeat;
@@ -103,7 +108,8 @@ absl::Status Aggregator::Join() {
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   // Orders that arrived earlier wait in the queue.
   reserved_bytes_ = host_->ReservedBytes();
-  order_thread_ = std::thread([this] { ExecuteOrders(); });
+  order_thread_ = std::thread([this] { ExecuteOrders(&Aggregator::orders_); });
+  copy_thread_ = std::thread([this] { ExecuteOrders(&Aggregator::copies_); });
   return absl::OkStatus();
 }
 
@@ -127,7 +133,7 @@ void Aggregator::Collect(Metrics& metrics) const {
     absl::MutexLock lock(&mutex_);
     metrics.Gauge("cadre_orders_delayed",
                   "Orders of the coordinator that could not be carried out and are tried again.",
-                  static_cast<double>(orders_.Delayed(clock_.Now()).size()));
+                  static_cast<double>(DelayedOrders().size()));
   }
   metrics.Gauge("cadre_archives_incomplete",
                 "Runs of which a version could not be archived, so that they cannot be replayed.",
@@ -147,7 +153,9 @@ void Aggregator::Drain(absl::Duration grace) {
     draining_ = true;
     changed_.NotifyAll();
   }
+  copy_client_.Cancel();
   if (order_thread_.joinable()) order_thread_.join();
+  if (copy_thread_.joinable()) copy_thread_.join();
   if (daemon_ != nullptr) daemon_->Drain(grace);
   if (membership_ != nullptr) membership_->Stop("drained");
 }
@@ -170,41 +178,60 @@ bool Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
     LOG(ERROR) << "refused by the coordinator: " << message.refused().reason();
     return true;
   }
-  if (!IsOrder(message)) {
+  if (!IsOrder(message) && !message.has_copy_shard()) {
     LOG(WARNING) << "unexpected message: " << BodyName(message);
     return true;
   }
   absl::MutexLock lock(&mutex_);
   changed_.NotifyAll();
-  if (orders_.Add(message)) return true;
+  if ((message.has_copy_shard() ? copies_ : orders_).Add(message)) return true;
   // The coordinator repeats it when this member joins again.
   counters_.Add("orders_postponed");
   LOG(ERROR) << "too many waiting orders; joining again";
   return false;
 }
 
-std::optional<v1::CoordinatorMessage> Aggregator::NextOrder() {
-  absl::MutexLock lock(&mutex_);
-  auto is_due = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return draining_ || orders_.NextTime() <= clock_.Now();
-  };
-  while (!changed_.WaitFor(mutex_, orders_.NextTime() - clock_.Now(), is_due)) {
-  }
-  if (draining_) return std::nullopt;
-  return orders_.Take(clock_.Now());
+std::vector<v1::DelayedOrder> Aggregator::DelayedOrders() const {
+  std::vector<v1::DelayedOrder> delayed = orders_.Delayed(clock_.Now());
+  for (v1::DelayedOrder& copy : copies_.Delayed(clock_.Now())) delayed.push_back(std::move(copy));
+  return delayed;
 }
 
-void Aggregator::ExecuteOrders() {
-  while (const std::optional<v1::CoordinatorMessage> order = NextOrder()) {
-    OrderResult result = ExecuteOrder(*host_, *order);
-    reserved_bytes_ = host_->ReservedBytes();
+std::optional<v1::CoordinatorMessage> Aggregator::NextOrder(OrderQueue Aggregator::*queue) {
+  absl::MutexLock lock(&mutex_);
+  auto is_due = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return draining_ || (this->*queue).NextTime() <= clock_.Now();
+  };
+  while (!changed_.WaitFor(mutex_, (this->*queue).NextTime() - clock_.Now(), is_due)) {
+  }
+  if (draining_) return std::nullopt;
+  return (this->*queue).Take(clock_.Now());
+}
+
+void Aggregator::ExecuteOrders(OrderQueue Aggregator::*queue) {
+  while (const std::optional<v1::CoordinatorMessage> order = NextOrder(queue)) {
+    OrderResult result = Execute(*order);
     std::optional<v1::MemberMessage> answer;
     {
       absl::MutexLock lock(&mutex_);
-      answer = orders_.Finish(*order, std::move(result), clock_.Now());
+      answer = (this->*queue).Finish(*order, std::move(result), clock_.Now());
     }
     if (answer.has_value()) Answer(*answer);
   }
+}
+
+OrderResult Aggregator::Execute(const v1::CoordinatorMessage& order) {
+  if (order.has_copy_shard()) {
+    return ExecuteCopy(*host_, order.copy_shard(),
+                       [this](const v1::CopyShard& copy, const v1::CopyRequest& request,
+                              const std::function<absl::Status(const v1::CopyReply&)>& on_reply) {
+                         return copy_client_.Fetch(copy.address(), copy.aggregator(), request,
+                                                   on_reply);
+                       });
+  }
+  OrderResult result = ExecuteOrder(*host_, order);
+  reserved_bytes_ = host_->ReservedBytes();
+  return result;
 }
 
 void Aggregator::Answer(const v1::MemberMessage& message) {

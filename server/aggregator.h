@@ -4,12 +4,13 @@
 //   WaitForTermination();
 //   aggregator->Drain(absl::Seconds(3));
 //
-// One thread executes the coordinator's orders (OpenRun, Apply, CloseRun) as they arrive. An order
-// that fails for a transient reason (a full disk) is retried until it succeeds or the run is
-// closed, and so is an Apply whose contributions are incomplete, which each attempt reports
-// (Applied.missing); heartbeats report these orders with their reasons, and one that takes long. A
-// permanent failure, and any failure to create a shard, is reported in the answer (error). The
-// coordinator repeats orders whose answer was lost with a stream.
+// One thread executes the coordinator's orders (OpenRun, Apply, CloseRun) as they arrive, another
+// one those to copy versions from other aggregators. An order that fails for a transient reason (a
+// full disk) is retried until it succeeds or the run is closed, and so is an Apply whose
+// contributions are incomplete, which each attempt reports (Applied.missing); heartbeats report
+// these orders with their reasons, and one that takes long. A permanent failure, and any failure to
+// create a shard, is reported in the answer (error). The coordinator repeats orders whose answer
+// was lost with a stream.
 //
 // Thread-safe after Start.
 #pragma once
@@ -20,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -34,6 +36,7 @@
 #include "base/steady_cond_var.h"
 #include "coordinator/client/membership_client.h"
 #include "proto/cadre/v1/membership.pb.h"
+#include "server/client/copy_client.h"
 #include "server/order_queue.h"
 #include "server/service.h"
 #include "server/shard_host.h"
@@ -96,10 +99,14 @@ class Aggregator {
   v1::Hello MakeHello() const;
   // False: the queue of orders is full.
   bool OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Main function of the thread that executes orders.
-  void ExecuteOrders() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Main function of the thread that executes the orders of a queue.
+  void ExecuteOrders(OrderQueue Aggregator::*queue) ABSL_LOCKS_EXCLUDED(mutex_);
+  OrderResult Execute(const v1::CoordinatorMessage& order);
   // Waits for the next order. Returns nullopt when the aggregator drains.
-  std::optional<v1::CoordinatorMessage> NextOrder() ABSL_LOCKS_EXCLUDED(mutex_);
+  std::optional<v1::CoordinatorMessage> NextOrder(OrderQueue Aggregator::*queue)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Those of both queues.
+  std::vector<v1::DelayedOrder> DelayedOrders() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Answer(const v1::MemberMessage& message);
 
   const AggregatorOptions options_;
@@ -109,6 +116,8 @@ class Aggregator {
   mutable absl::Mutex mutex_;
   SteadyCondVar changed_;
   OrderQueue orders_ ABSL_GUARDED_BY(mutex_);
+  // The orders to copy versions, which wait for other aggregators.
+  OrderQueue copies_ ABSL_GUARDED_BY(mutex_);
   // Why the coordinator refuses this aggregator.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
@@ -119,7 +128,9 @@ class Aggregator {
   std::unique_ptr<RoundsService> service_;
   std::unique_ptr<Daemon> daemon_;
   std::unique_ptr<MembershipClient> membership_;
+  CopyClient copy_client_;
   std::thread order_thread_;
+  std::thread copy_thread_;
 };
 
 }  // namespace cadre

@@ -19,6 +19,7 @@ struct DataFolder {
   static constexpr absl::string_view kOuterPrefix = "outer-";
   static constexpr absl::string_view kFramePrefix = "frame-";
   static constexpr absl::string_view kStagePrefix = "stage-";
+  static constexpr absl::string_view kCopyPrefix = "copy-";
 
   // Bytes of a block of a version, of its states, and of its frame.
   static constexpr uint32_t kBlockBytes = (64 << 10) * sizeof(float);

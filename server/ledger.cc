@@ -554,6 +554,22 @@ std::optional<StoredVersion> Ledger::Unpublished(const std::string& name) const 
   return run == nullptr || run->published ? std::nullopt : run->current;
 }
 
+bool Ledger::AwaitsVersion(const std::string& name, uint32_t version) const {
+  const LedgerRun* const run = Find(name);
+  return run != nullptr && !run->closed && !run->applying && !run->current &&
+         run->hollow.has_value() && *run->hollow + 1 == version;
+}
+
+std::vector<ContributionKey> Ledger::AddCopied(const std::string& name,
+                                               const StoredVersion& version) {
+  LedgerRun& run = *Find(name);
+  run.current = version;
+  run.hollow.reset();
+  return run.contributions.DropIf([&](const ContributionKey& key, const Contribution&) {
+    return key.round <= version.version;
+  });
+}
+
 PullDecision Ledger::Pull(const v1::PullRequest& request) const {
   const LedgerRun* run = Find(request.run());
   if (run == nullptr || !run->newest()) return UnknownRun(request.run());

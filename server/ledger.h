@@ -35,7 +35,7 @@
 //      h + 1. Values of a rank that are those of version h + 1 itself are a seed: a contribution
 //      with a key of its own, which only an Apply with `seed` uses. An outer update, a code and
 //      a round of a fragment need the values of version h, so in runs with any of them only a seed
-//      can end this state.
+//      can end this state, or the version itself, copied from another aggregator.
 //   8. An order may make a version that is a copy of an older one (Apply.restores), with its
 //   states.
 //      It is a round like any other, so contributions that are based on versions after that one are
@@ -140,6 +140,11 @@ class Ledger {
   std::vector<ContributionKey> Publish(const std::string& run, uint32_t version);
   // The newest version, if an order may still make it again.
   std::optional<StoredVersion> Unpublished(const std::string& run) const;
+  // Whether the shard is hollow at the version before: it may continue from a copy of this one.
+  bool AwaitsVersion(const std::string& run, uint32_t version) const;
+  // The shard has a copy of the version that it awaits. Returns the contributions to delete.
+  // Requires: AwaitsVersion.
+  std::vector<ContributionKey> AddCopied(const std::string& run, const StoredVersion& version);
   PullDecision Pull(const v1::PullRequest& request) const;
 
  private:

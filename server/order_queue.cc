@@ -22,6 +22,9 @@ std::string SubjectOf(const v1::CoordinatorMessage& order) {
   if (order.has_report_run()) return absl::StrCat("report ", order.report_run().run());
   if (order.has_publish()) return absl::StrCat("publish ", order.publish().run());
   if (order.has_delete_run()) return absl::StrCat("delete ", order.delete_run().run());
+  if (order.has_copy_shard()) {
+    return absl::StrCat("copy ", order.copy_shard().run(), " ", order.copy_shard().shard());
+  }
   return absl::StrCat("close ", order.close_run().run());
 }
 
@@ -31,6 +34,7 @@ const std::string& RunOf(const v1::CoordinatorMessage& order) {
   if (order.has_fence()) return order.fence().run();
   if (order.has_report_run()) return order.report_run().run();
   if (order.has_publish()) return order.publish().run();
+  if (order.has_copy_shard()) return order.copy_shard().run();
   return order.has_delete_run() ? order.delete_run().run() : order.close_run().run();
 }
 

@@ -24,6 +24,7 @@
 #include "model/kept_versions.h"
 #include "model/outer_optimizer.h"
 #include "model/parameter_index.h"
+#include "model/shard_copies.h"
 #include "model/validate.h"
 #include "server/client/frame.h"
 #include "server/client/shard_span.h"
@@ -94,7 +95,15 @@ absl::StatusOr<int64_t> SpaceOf(const v1::OpenRun& open) {
   const int64_t states = std::ssize(ShardStateNames(averaging));
   const int64_t frames = CodingOf(averaging.down()) ? 1 : 0;
   const int64_t versions = 3 + int64_t{MaxOlderVersions(averaging)};
-  return span.size() * int64_t{sizeof(float)} * (versions * (1 + states) + frames + groups);
+  // The next version of a copy is fetched before the one that it replaces is removed.
+  const int64_t copy =
+      !HasCopies(averaging, open.shards())
+          ? 0
+          : 2 * ShardSpan(index.size(), CopiedShard(open.shard(), open.shards()), open.shards())
+                    .size();
+  const int64_t values =
+      span.size() * (versions * (1 + states) + frames + groups) + copy * (1 + states + frames);
+  return values * int64_t{sizeof(float)};
 }
 
 absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {

@@ -259,6 +259,59 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<grpc::ByteBuff
   grpc::ByteBuffer bytes_;
 };
 
+// Copy: the head of a file, then its blocks as they are, with their checksums.
+class CopyCall final : public RoundsCall<grpc::ServerWriteReactor<grpc::ByteBuffer>> {
+ public:
+  CopyCall(ShardHost& host, WorkPool& pool, Counters& counters, StreamSlots& slots,
+           OpenStreams& streams, grpc::CallbackServerContext* context,
+           const grpc::ByteBuffer& request)
+      : RoundsCall(host, pool, slots, streams, context), counters_(counters) {
+    if (IsAdmitted()) Begin(Parse(request, &request_), [this] { WriteHead(); });
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (TakeWritten(ok)) Submit([this] { WriteBlock(); });
+  }
+
+ private:
+  void WriteHead() {
+    absl::StatusOr<std::unique_ptr<BlockFile>> file = host_.OpenFile(request_);
+    if (!file.ok()) return End(file.status());
+    file_ = *std::move(file);
+    next_ = request_.first_block();
+    v1::CopyReply reply;
+    reply.set_meta(file_->head().meta);
+    reply.set_block_bytes(file_->head().block_bytes);
+    reply.set_data_bytes(file_->head().data_bytes);
+    Write(reply);
+  }
+
+  void WriteBlock() {
+    if (next_ >= file_->head().blocks()) return End(absl::OkStatus());
+    v1::CopyReply reply;
+    v1::Chunk& chunk = *reply.mutable_chunk();
+    std::string& data = *chunk.mutable_data();
+    data.resize(file_->head().BytesOf(next_));
+    if (const absl::Status read = file_->ReadBlock(next_, data); !read.ok()) return End(read);
+    chunk.set_index(next_++);
+    chunk.set_crc32c(Crc32c(data));
+    counters_.Add("copied_bytes", data.size());
+    Write(reply);
+  }
+
+  void Write(const v1::CopyReply& reply) {
+    Await();
+    bytes_ = Serialize(reply);
+    StartWrite(&bytes_);
+  }
+
+  Counters& counters_;
+  v1::CopyRequest request_;
+  std::unique_ptr<BlockFile> file_;
+  uint64_t next_ = 0;
+  grpc::ByteBuffer bytes_;
+};
+
 }  // namespace
 
 RoundsService::RoundsService(const RoundsServiceOptions& options, ShardHost& host,
@@ -286,6 +339,11 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* RoundsService::Read(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
   return new PullCall(host_, pool_, counters_, pulls_, streams_, context, *request,
                       PullCall::Caller::kUser);
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* RoundsService::Copy(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
+  return new CopyCall(host_, pool_, counters_, pulls_, streams_, context, *request);
 }
 
 }  // namespace cadre

@@ -1,4 +1,5 @@
-// The Rounds service: streams of ranks, converted to calls of a ShardHost.
+// The Rounds service: streams of ranks, and of other aggregators, converted to calls of a
+// ShardHost.
 //
 // Disk I/O runs on a pool of `disk_threads`, at most one task per stream at a time; gRPC's threads
 // only pass messages. A call beyond `max_stages` or `max_pulls` concurrent streams, or beyond three
@@ -76,8 +77,9 @@ class WorkPool {
 };
 
 class RoundsService final
-    : public v1::Rounds::WithRawCallbackMethod_Stage<v1::Rounds::WithRawCallbackMethod_Pull<
-          v1::Rounds::WithRawCallbackMethod_Read<v1::Rounds::Service>>> {
+    : public v1::Rounds::WithRawCallbackMethod_Stage<
+          v1::Rounds::WithRawCallbackMethod_Pull<v1::Rounds::WithRawCallbackMethod_Read<
+              v1::Rounds::WithRawCallbackMethod_Copy<v1::Rounds::Service>>>> {
  public:
   RoundsService(const RoundsServiceOptions& options, ShardHost& host, Counters& counters);
 
@@ -86,6 +88,8 @@ class RoundsService final
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Pull(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Read(grpc::CallbackServerContext* context,
+                                                   const grpc::ByteBuffer* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Copy(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request) override;
 
  private:

@@ -12,8 +12,8 @@
 // checked block; staging holds only the caller's chunk.
 //
 // Thread-safe, but each Staging and each VersionPull may be used by only one thread at a time.
-// OpenRun, Apply and CloseRun exclude one another and wait for the disk. All returned objects must
-// be destroyed before the host.
+// OpenRun, Apply and CloseRun exclude one another and wait for the disk; CopyShard must not be
+// called by two threads. All returned objects must be destroyed before the host.
 //
 // Refusals are returned as statuses by name (server/client/refusal.h) and counted as
 // refused_<name>.
@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,6 +38,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/chunk_view.h"
+#include "server/copies/copy_files.h"
 #include "server/ledger.h"
 #include "server/shard_store.h"
 #include "server/version_pull.h"
@@ -100,6 +102,14 @@ class ShardHost {
   // cannot name a file.
   absl::Status DeleteRun(const v1::DeleteRun& order) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   v1::RunReport ReportRun(const std::string& run) const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // Copies a version from another aggregator, and returns the answer; nothing if the run is not
+  // open. Only the end of it excludes other orders. Errors: InvalidArgument for a shard of which
+  // this aggregator holds no copy; otherwise the caller may retry.
+  absl::StatusOr<std::optional<v1::MemberMessage>> CopyShard(const v1::CopyShard& order,
+                                                             const CopyTransport& transport)
+      ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // The copies that the aggregator holds for the run.
+  void AddCopies(const v1::OpenRun& open, v1::RunOpened& opened) const;
   // Bytes that the open runs may still need (SpaceOf in server/run_terms.h).
   int64_t ReservedBytes() const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // From now on, a new shard is refused unless it fits the free bytes that are not reserved.
@@ -136,6 +146,8 @@ class ShardHost {
   absl::Status Finish(Staging& staging) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::unique_ptr<VersionPull>> Pull(const v1::PullRequest& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // The file that another aggregator requests, as in ShardStore::OpenFile.
+  absl::StatusOr<std::unique_ptr<BlockFile>> OpenFile(const v1::CopyRequest& request) const;
 
  private:
   ShardHost(std::unique_ptr<ShardStore> store, const Options& options);
@@ -169,6 +181,22 @@ class ShardHost {
       uint32_t state, absl::StatusOr<StoredStates> states, PullGrant& grant);
   absl::StatusOr<std::unique_ptr<VersionPull>> PullFrame(PullGrant grant, uint64_t from);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What an order to copy a version requires.
+  struct CopyTask {
+    CopyFiles::Target target = CopyFiles::Target::kCopy;
+    // Whether the version is stored already.
+    bool stored = false;
+    Interval span;
+  };
+  // Nothing if the run is not open. Errors: as CopyShard.
+  absl::StatusOr<std::optional<CopyTask>> BeginCopy(const v1::CopyShard& order)
+      ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // The last OpenRun of the run of the order; nothing if it has ended, or has another lineage.
+  std::optional<v1::OpenRun> OpenRunOf(const v1::CopyShard& order) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_);
+  // The version that was fetched becomes that of the shard.
+  absl::Status AdoptCopy(const v1::CopyShard& order, const std::vector<std::string>& paths)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, const RunTerms& terms)
       ABSL_LOCKS_EXCLUDED(mutex_);
 

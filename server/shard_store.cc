@@ -305,6 +305,7 @@ absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& l
     runs_.erase(run);
   }
   frames_.Forget(run);
+  copies_.Forget(run);
   CADRE_RETURN_IF_ERROR(files_.RemoveFolder(aside));
   CADRE_RETURN_IF_ERROR(files_.Rename(folder_.Run(run), aside));
   return files_.SyncFolder(folder_.path);
@@ -339,9 +340,12 @@ absl::Status ShardStore::RemoveRunFolder(const std::string& name) {
     archive_failures_.erase(name);
   }
   frames_.Forget(name);
+  copies_.Forget(name);
   const std::string folder = folder_.Run(name);
   for (const FolderEntry& entry : files_.List(folder).value_or(std::vector<FolderEntry>())) {
-    if (entry.name != "run") folder_.RemoveFile(absl::StrCat(folder, "/", entry.name));
+    const std::string path = absl::StrCat(folder, "/", entry.name);
+    if (entry.is_folder) CADRE_RETURN_IF_ERROR(files_.RemoveFolder(path));
+    if (!entry.is_folder && entry.name != "run") folder_.RemoveFile(path);
   }
   return files_.RemoveFolder(folder);
 }
@@ -522,6 +526,26 @@ absl::Status ShardStore::FinishUpdate(const ApplyPlan& plan, const VersionStats&
   CADRE_RETURN_IF_ERROR(versions_.FinishStates(plan.run, plan.round, plan.span,
                                                update.number_of_states(), stats, *update.states));
   return update.frame == nullptr ? absl::OkStatus() : frames_.Finish(plan, update);
+}
+
+absl::StatusOr<std::unique_ptr<BlockFile>> ShardStore::OpenFile(
+    const v1::CopyRequest& request) const {
+  if (!IsFileName(request.run())) return absl::InvalidArgumentError("not a run id");
+  CADRE_ASSIGN_OR_RETURN(const FoundRun found, LoadRunFile(request.run()));
+  if (found.open.lineage() != request.lineage()) {
+    return absl::NotFoundError(absl::StrCat("run ", request.run(), " has lineage ",
+                                            found.open.lineage(), ", not ", request.lineage()));
+  }
+  return copies_.Open(request, request.shard() == found.open.shard() ? CopyFiles::Target::kShard
+                                                                     : CopyFiles::Target::kCopy);
+}
+
+absl::StatusOr<StoredVersion> ShardStore::AddVersion(const std::string& run, uint32_t version) {
+  const absl::Status frame = frames_.Load(run, version);
+  if (!frame.ok() && !absl::IsNotFound(frame)) return frame;
+  CADRE_ASSIGN_OR_RETURN(StoredVersion added, versions_.Check(run, version, /*verify=*/false));
+  Archive(run, added.order, added.stats.digest);
+  return added;
 }
 
 void ShardStore::DiscardVersion(const std::string& run, uint32_t version) {

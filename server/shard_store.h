@@ -14,6 +14,7 @@
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
 //                                          a contribution; the blocks are its chunks. Of a seed
 //                                          (ledger.h) the name ends in -seed
+//   <data_dir>/<run>/copy-<shard>/...      the copy of another shard (copies/copy_files.h)
 //   <data_dir>/<run>/order-<v>, archived-stage-...
 //                                          what replays the run (archive.h), if it is kept
 //   <data_dir>/.old-<run>-<lineage>        a run whose id was reused with another lineage (id of
@@ -46,6 +47,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/block_file.h"
+#include "server/copies/copy_files.h"
 #include "server/data_folder.h"
 #include "server/frame_files.h"
 #include "server/ledger.h"
@@ -133,6 +135,12 @@ class ShardStore {
   absl::Status VerifyBefore(const ApplyPlan& plan);
   const VersionFiles& versions() const { return versions_; }
   const FrameFiles& frames() const { return frames_; }
+  CopyFiles& copies() { return copies_; }
+  // The file that another aggregator requests. Errors: InvalidArgument; NotFound if it is not
+  // stored, or belongs to another lineage; DataLoss if it is damaged.
+  absl::StatusOr<std::unique_ptr<BlockFile>> OpenFile(const v1::CopyRequest& request) const;
+  // A version that was copied from another aggregator has its files: reads what they have.
+  absl::StatusOr<StoredVersion> AddVersion(const std::string& run, uint32_t version);
   // Its frame is kept (frame_files.h).
   void RemoveVersion(const std::string& run, uint32_t version) { versions_.Remove(run, version); }
   // Renames it as a damaged version.
@@ -184,6 +192,7 @@ class ShardStore {
   const std::unique_ptr<File> lock_;
   VersionFiles versions_{folder_};
   FrameFiles frames_{folder_};
+  CopyFiles copies_{folder_};
   Histogram contribution_syncs_;
   mutable absl::Mutex mutex_;
   // Runs with a run file.

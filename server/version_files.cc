@@ -80,6 +80,16 @@ absl::string_view AsText(std::span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
 
+absl::StatusOr<VersionHead> ReadVersionHead(FileSystem& files, const std::string& path,
+                                            uint32_t version) {
+  VersionHead head;
+  CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(files, path, Access::kRead));
+  CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, &head.order));
+  head.digest = meta.digest;
+  head.span = {meta.begin, meta.end};
+  return head;
+}
+
 absl::StatusOr<VersionStats> VersionFiles::Write(
     const std::string& run, const v1::Apply& order, Interval span, const StretchRule& rule,
     int threads, const Compute& compute, const StretchWork& append,

@@ -32,6 +32,16 @@ bool HasStates(const v1::Apply& order);
 
 absl::string_view AsText(std::span<const float> values);
 
+// What the head of a file of a version has.
+struct VersionHead {
+  v1::Apply order;
+  uint64_t digest = 0;
+  Interval span;
+};
+// Errors: those of BlockFile::Open; DataLoss if the file is not one of this version.
+absl::StatusOr<VersionHead> ReadVersionHead(FileSystem& files, const std::string& path,
+                                            uint32_t version);
+
 // The states of a version (model/averaging_state.h).
 struct StoredStates {
   // Null: all are zeros.
