@@ -296,12 +296,13 @@ void Machine::ReleaseLate(const Member& member, const v1::RankSlot& place) {
 void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
   if (message.has_run_report()) return stored_.OnReport(member, message.run_report());
   if (message.has_run_deleted()) return stored_.OnRunDeleted(member, message.run_deleted());
-  if (!message.has_run_opened() && !message.has_applied()) {
+  if (!message.has_run_opened() && !message.has_applied() && !message.has_shard_copied()) {
     return cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
                            "not a message that aggregators send");
   }
-  Run* const run =
-      runs_.Visit(message.has_applied() ? message.applied().run() : message.run_opened().run());
+  Run* const run = runs_.Visit(message.has_applied()        ? message.applied().run()
+                               : message.has_shard_copied() ? message.shard_copied().run()
+                                                            : message.run_opened().run());
   if (run == nullptr) return cluster_.CountRefusal(v1::REFUSAL_UNKNOWN_RUN);
   run->OnAggregatorMessage(member, message);
 }

@@ -62,7 +62,7 @@ bool Aggregators::Choose(size_t idle_workers) {
   }
   std::sort(names.begin(), names.end());
   const size_t requested = run_.spec().cluster().aggregators();
-  if (names.empty() || names.size() < requested) return false;
+  if (names.size() < MinAggregators(run_.spec())) return false;
   // There are too few workers, but they are reserved for this run, which is first in the queue.
   if (idle_workers < RanksPerGroup(run_.spec())) return true;
   if (requested > 0) names.resize(requested);
@@ -94,6 +94,8 @@ bool Aggregators::IsOfShard(const Member& member, const v1::RunOpened& opened) c
 
 void Aggregators::OnOpened(const Member& member, const v1::RunOpened& opened) {
   rounds_.versions().OnOpened(opened);
+  copies_.OnOpened(opened);
+  RepeatCopyBack(opened.shard());
   if (ShardRestore* const restore = shards_.Lost(opened.shard())) {
     if (!opened.hollow()) return;
     restore->SetHollow(opened.version());
@@ -105,6 +107,8 @@ void Aggregators::OnOpened(const Member& member, const v1::RunOpened& opened) {
     return Lose(opened, wrong);
   }
   shards_.Open(opened);
+  copies_.ForgetOrder(opened.shard());
+  copies_since_ = cluster_.now();
   if (run_.committing()) SendApply(opened.shard());
   if (!run_.commits().newest().has_value() && shards_.AllOpen()) RecordInitialModel();
 }
@@ -115,7 +119,9 @@ void Aggregators::Lose(const v1::RunOpened& opened, const std::string& reason) {
                      absl::StrCat("shard ", opened.shard(), " is lost: ", reason));
   // A hollow shard without a version accepts nothing yet; it also reports version 0.
   const bool accepts = opened.hollow() && opened.version() > 0;
-  if (run_.committing() && NeedsVersions(run_.spec())) {
+  const std::optional<ShardCopies::Version> copy = CopyFor(opened.shard());
+  const bool has_copy = copy.has_value() && copy->version > record_.version();
+  if (run_.committing() && NeedsVersions(run_.spec()) && !has_copy) {
     // What the shard has made of the round cannot be made again, because the states of the outer
     // optimizer are lost with it.
     rounds_.Revoke(opened.shard());

@@ -3,6 +3,7 @@
 //
 //   aggregators.cc          the choice of aggregators, opening of shards, fences, orders to apply
 //   aggregators_restore.cc  the restoring of lost shards
+//   aggregators_copies.cc   the copies of shards on other aggregators
 //
 // Pure and thread-compatible.
 #pragma once
@@ -11,12 +12,15 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "coordinator/cluster/cluster.h"
 #include "coordinator/run/run_rounds.h"
+#include "coordinator/run/shard_copies.h"
 #include "coordinator/run/shard_restore.h"
 #include "coordinator/run/shards.h"
 #include "coordinator/run/slot.h"
@@ -38,7 +42,8 @@ class Aggregators {
         record_(stored.record()),
         rounds_(rounds),
         cluster_(cluster),
-        shards_(stored.record()) {}
+        shards_(stored.record()),
+        copies_(stored.record()) {}
 
   const Shards& shards() const { return shards_; }
   // Requires: the slot has a generation.
@@ -53,7 +58,10 @@ class Aggregators {
   void OpenAll();
   void OnJoined(const Member& member, bool address_changed);
   // The stream of the aggregator has ended, or its lease.
-  void OnLost(absl::string_view name) { shards_.Close(name); }
+  void OnLost(absl::string_view name) {
+    shards_.Close(name);
+    copies_.Close(name);
+  }
   // Whether the answer is that of a shard of this run.
   bool IsOfShard(const Member& member, const v1::RunOpened& opened) const;
   // Only the first answer on a stream shows the state that the aggregator had on its disk.
@@ -64,7 +72,10 @@ class Aggregators {
   void OnOpened(const Member& member, const v1::RunOpened& opened);
   void RequestReport(const Member& aggregator) const;
   // All shards are to be opened again.
-  void Reset() { shards_.Reset(); }
+  void Reset() {
+    shards_.Reset();
+    copies_.Reset();
+  }
 
   // The lowest generation of the slot that aggregators accept has changed.
   void AddFence(const Slot& slot) { fences_[slot.group()] = LowestGeneration(slot); }
@@ -93,6 +104,20 @@ class Aggregators {
   void OnRestaged(const v1::Restaged& restaged) { shards_.OnRestaged(restaged); }
   void ResendRestages(const Slot& slot, uint32_t rank) const;
 
+  // ---- Copies of shards
+  // Sends orders for the copies that lack the newest version, or the closing one, once all shards
+  // have applied it.
+  void OrderCopies();
+  // Until when the commit of the closing version waits for copies; InfinitePast: it does not.
+  absl::Time CopiesAwaitedUntil() const;
+  void OnCopied(const Member& member, const v1::ShardCopy& copied);
+  // Reports copies that are behind the newest version, which are not awaited, and those that are
+  // not behind any more. Called when a version is committed, and when a copy arrives.
+  void ReportCopies();
+  void FillCopies(v1::RunStatus& status) const;
+  // The first copy for which the commit waits; empty if it waits for none.
+  std::string CopyReason() const;
+
  private:
   bool LostShardBeforeStart() const;
   // Empty if the shard's version matches the run's; otherwise how it was lost.
@@ -106,14 +131,26 @@ class Aggregators {
   void Send(uint32_t shard, const v1::CoordinatorMessage& message) const;
   void SendApply(uint32_t shard) const;
 
-  ShardRestore::View RestoreView() const;
+  ShardRestore::View RestoreView(uint32_t shard) const;
+  // States what a shard has lost that was restored without its states.
+  void WarnOfLostStates(uint32_t shard, uint32_t version);
   // Sends the order that makes the version of the attempt. Requires: restore.ready().
   void SendRestoringApply(uint32_t shard, ShardRestore& restore);
+  // The holder of a copy from which a shard is being restored may have moved.
+  void RepeatCopyBack(uint32_t holder);
   // Whether the attempt uses values of the group.
   bool IsSource(const ShardRestore::Attempt& attempt, uint32_t group) const;
   void RequestValues(uint32_t shard, ShardRestore& restore, uint32_t group);
   void SendRestage(const Slot& slot, uint32_t rank, uint32_t shard,
                    const ShardRestore& restore) const;
+
+  // The version of which the shard should have a copy; nothing while a round is being applied.
+  std::optional<ShardCopies::Version> VersionToCopy(uint32_t shard) const;
+  void SendCopyShard(uint32_t shard, const ShardCopies::Version& version, const std::string& from,
+                     const std::string& to) const;
+  // The version of the shard's copy, if it is the newest, or one that the shard has applied of the
+  // closing round.
+  std::optional<ShardCopies::Version> CopyFor(uint32_t shard) const;
 
   const RunView& run_;
   StoredRun& stored_;
@@ -121,6 +158,12 @@ class Aggregators {
   RunRounds& rounds_;
   Cluster& cluster_;
   Shards shards_;
+  ShardCopies copies_;
+  // Since when copies of this version are awaited, or since a shard has opened.
+  uint32_t copied_version_ = 0;
+  absl::Time copies_since_;
+  // Shards whose copies were reported to be behind.
+  std::set<uint32_t> copies_behind_;
   // Groups whose lowest accepted generation has changed in this event. They may have been removed.
   std::map<uint32_t, uint32_t> fences_;
 };

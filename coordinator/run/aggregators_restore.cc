@@ -16,16 +16,19 @@
 #include "absl/strings/str_cat.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/run/run_view.h"
+#include "model/coding.h"
+#include "model/outer_optimizer.h"
 
 namespace cadre {
 
-ShardRestore::View Aggregators::RestoreView() const {
+ShardRestore::View Aggregators::RestoreView(uint32_t shard) const {
   const uint32_t version = record_.version();
   ShardRestore::View view{.version = version,
                           .closing = run_.committing(),
                           .at_end = record_.state() == v1::RUN_STATE_FINISHING,
                           .outer = NeedsVersions(run_.spec()),
                           .min_groups = run_.spec().averaging().min_groups()};
+  if (const auto copy = CopyFor(shard)) view.copy = copy->version;
   const std::optional<v1::CommitRecord>& commit =
       run_.committing() ? run_.commits().closing() : run_.commits().newest();
   view.complete = commit.has_value() && !commit->participants().empty() &&
@@ -48,7 +51,9 @@ ShardRestore::View Aggregators::RestoreView() const {
 std::optional<Aggregators::LostShard> Aggregators::Restore() {
   for (auto& [shard, restore] : shards_.lost()) {
     rounds_.LoseContributions(shard);
-    const bool changed = restore.Choose(RestoreView());
+    // The run cannot go on without the aggregator that holds the copy, because it has a shard, too.
+    if (copies_.enabled() && !copies_.Knows(shard)) continue;
+    const bool changed = restore.Choose(RestoreView(shard));
     if (!restore.attempt().has_value()) {
       return LostShard{shard, restore.reason()};
     }
@@ -65,6 +70,13 @@ std::optional<Aggregators::LostShard> Aggregators::Restore() {
 void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
   const ShardRestore::Attempt& attempt = *restore.attempt();
   if (attempt.source == ShardRestore::Source::kOpenRound) return;
+  if (attempt.source == ShardRestore::Source::kCopy) {
+    const std::optional<ShardCopies::Version> copy = CopyFor(shard);
+    if (copy.has_value()) {
+      SendCopyShard(shard, *copy, copies_.HolderOf(shard), record_.shards(static_cast<int>(shard)));
+    }
+    return;
+  }
   if (attempt.round() > record_.version()) return SendApply(shard);
   v1::CoordinatorMessage message;
   v1::Apply& apply = *message.mutable_apply();
@@ -89,6 +101,16 @@ void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
     apply.set_trim(run_.commits().newest()->trim());
   }
   Send(shard, message);
+}
+
+void Aggregators::RepeatCopyBack(uint32_t holder) {
+  if (!copies_.enabled()) return;
+  const uint32_t shard = CopiedShard(holder, shards_.size());
+  ShardRestore* const restore = shards_.Lost(shard);
+  if (restore != nullptr && restore->ready() &&
+      restore->attempt()->source == ShardRestore::Source::kCopy) {
+    SendRestoringApply(shard, *restore);
+  }
 }
 
 bool Aggregators::LoseContributions(const v1::Applied& applied) {
@@ -140,14 +162,31 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
   opened.set_shard(shard);
   opened.set_version(applied.round());
   opened.set_digest(applied.digest());
+  if (restore->attempt()->source == ShardRestore::Source::kSeed) {
+    WarnOfLostStates(shard, applied.round());
+  }
   shards_.Open(opened);
   cluster_.Count("shards_restored");
   if (run_.committing() && applied.round() == record_.version()) SendApply(shard);
   return true;
 }
 
+void Aggregators::WarnOfLostStates(uint32_t shard, uint32_t version) {
+  const v1::Averaging& averaging = run_.spec().averaging();
+  const bool outer = OuterOptimizerOf(averaging).has_value();
+  const bool coded = CodingOf(averaging.down()).has_value();
+  if (!outer && !coded) return;
+  stored_.AddWarning(absl::StrCat(
+      "shard ", shard, " on aggregator ", record_.shards(static_cast<int>(shard)),
+      " was restored at version ", version,
+      " without its states: ", outer ? "the momentum of the outer optimizer" : "",
+      outer && coded ? " and " : "", coded ? "the residual of coded versions" : "",
+      outer && coded ? " begin" : " begins", " with zeros; averaging.copies: 2 keeps a copy"));
+}
+
 // An aggregator may still answer the order of an earlier attempt for the same round.
 bool Aggregators::IsSource(const ShardRestore::Attempt& attempt, uint32_t group) const {
+  if (attempt.source == ShardRestore::Source::kCopy) return false;
   if (attempt.source == ShardRestore::Source::kSeed) return group == attempt.group;
   const std::optional<v1::CommitRecord>& commit =
       attempt.round() > record_.version() ? run_.commits().closing() : run_.commits().newest();

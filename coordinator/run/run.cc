@@ -199,6 +199,8 @@ void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& mes
   if (parked() || behind()) return;
   if (message.has_run_opened()) {
     OnRunOpened(member, message.run_opened());
+  } else if (message.has_shard_copied()) {
+    aggregators_.OnCopied(member, message.shard_copied().copy());
   } else {
     OnApplied(member, message.applied());
   }
@@ -270,12 +272,19 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
   // An answer to an earlier attempt.
   if (applied.attempt() != commits().closing()->attempt() || !rounds_.OnApplied(applied)) return;
   if (rounds_.Screen()) return aggregators_.SendApplies();
-  FinishCommit();
+  MaybeFinishCommit();
+}
+
+void Run::MaybeFinishCommit() {
+  aggregators_.OrderCopies();
+  const bool applied = committing() && commits().applied();
+  if (applied && aggregators_.CopiesAwaitedUntil() <= cluster_.now()) FinishCommit();
 }
 
 void Run::FinishCommit() {
   rounds_.Commit();
   if (commits().newest()->attempt() > 0) aggregators_.SendPublish();
+  aggregators_.ReportCopies();
   attribution_.OnCommit();
   if (const std::string empty = rounds_.WhyEmpty(); !empty.empty()) {
     stored_.record().set_branch(record().version());
@@ -349,6 +358,7 @@ bool Run::Form(std::vector<std::string>& idle) {
 void Run::Advance() {
   attribution_.JudgeReports();
   if (const auto lost = aggregators_.Restore()) parking_.Park(*lost);
+  MaybeFinishCommit();
   // The end of an evaluation waits for lost shards.
   if (averages() && shards_open() && evaluation_.complete()) FinishEvaluation();
   if (!live() || parking_.AdvanceRollback()) return;
@@ -389,6 +399,7 @@ absl::Time Run::NextDeadline() const {
   }
   consider(groups_.barrier_since() + RejoinWait(spec()));
   const Round::Away away = attribution_.Away();
+  consider(aggregators_.CopiesAwaitedUntil());
   if (!committing()) {
     consider(round().ClosesAt(slots_.started().size(), away));
     consider(rounds_.versions().AwaitsLoadsUntil(away));

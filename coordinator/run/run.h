@@ -139,6 +139,8 @@ class Run final : public RunWithStatus {
   void OnValues(uint32_t group, const absl::Status& values);
   void OnRunOpened(const Member& member, const v1::RunOpened& opened);
   void OnApplied(const Member& member, const v1::Applied& applied);
+  // Finishes the closing commit if all shards have applied it and no copies are awaited.
+  void MaybeFinishCommit();
   void FinishCommit();
   // Adds the contributions that arrived before the version was committed from which they were
   // computed.

@@ -83,6 +83,10 @@ bool NeedsVersions(const v1::RunSpec& spec) {
   return OuterOptimizerOf(averaging).has_value() || ExchangesUnits(averaging);
 }
 
+uint32_t MinAggregators(const v1::RunSpec& spec) {
+  return std::max({1U, spec.cluster().aggregators(), spec.averaging().copies()});
+}
+
 bool IsLive(v1::RunState state) {
   return state == v1::RUN_STATE_QUEUED || state == v1::RUN_STATE_RUNNING ||
          state == v1::RUN_STATE_FINISHING || state == v1::RUN_STATE_PARKED;

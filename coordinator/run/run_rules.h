@@ -26,6 +26,8 @@ uint32_t EvaluationInterval(const v1::RunSpec& spec);
 // outer optimizer, or because differences, or fragments of the model, are exchanged.
 bool Averages(const v1::RunSpec& spec);
 bool NeedsVersions(const v1::RunSpec& spec);
+// Number of aggregators without which the run does not begin.
+uint32_t MinAggregators(const v1::RunSpec& spec);
 
 // ---- Values of the record.
 // How the groups share the samples from the newest version on.

@@ -179,6 +179,7 @@ v1::RunStatus RunWithStatus::Status(absl::Time now) const {
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
   FillVersions(status);
+  parts_.aggregators.FillCopies(status);
   if (parts_.evaluation.checkpoints().Writes()) *status.mutable_checkpoint() = record.checkpoint();
   *status.mutable_warnings() = record.warnings();
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
@@ -303,6 +304,7 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     }
   }
   if (std::string reason = shards().RestoreReason(); !reason.empty()) return reason;
+  if (std::string reason = parts_.aggregators.CopyReason(); !reason.empty()) return reason;
   if (std::string reason = RoundReason(); !reason.empty()) return reason;
   if (parts_.evaluation.complete()) {
     if (parts_.evaluation.AwaitsPrograms())
@@ -329,7 +331,7 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     const auto connected = std::count_if(
         aggregators.begin(), aggregators.end(),
         [this](const std::string& id) { return cluster_.members().Find(id)->connected(); });
-    const auto required = std::max<int64_t>(1, spec().cluster().aggregators());
+    const int64_t required = MinAggregators(spec());
     if (connected < required) {
       return absl::StrCat("waiting for aggregators: ", connected, " of ", required, " connected");
     }

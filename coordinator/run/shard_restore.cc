@@ -29,6 +29,15 @@ std::vector<ShardRestore::Attempt> ShardRestore::Seeds(const View& view) {
 }
 
 std::vector<ShardRestore::Attempt> ShardRestore::Options(const View& view) const {
+  std::vector<Attempt> options = OptionsWithGroups(view);
+  // A shard that has only lost contributions has the newest version.
+  if (view.copy.has_value() && (!has_values_ || *view.copy > view.version)) {
+    options.insert(options.begin(), {.source = Source::kCopy, .hollow = *view.copy - 1});
+  }
+  return options;
+}
+
+std::vector<ShardRestore::Attempt> ShardRestore::OptionsWithGroups(const View& view) const {
   const uint32_t version = view.version;
   if (view.outer && !has_values_) return Seeds(view);
   if (view.closing) {

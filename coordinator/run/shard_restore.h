@@ -5,6 +5,8 @@
 // the next one, and the ranks of the groups that are missing there stage their values again. In the
 // order in which they are tried, where v is the newest version:
 //
+//   a copy                   another aggregator holds the shard's part of v, or of v + 1 if the
+//                            shard has made it, with its states (shard_copies.h)
 //   contributions to v + 1   if that round is closed
 //   a seed                   a group that has adopted v stages its values of v
 //   contributions to v       if none of its participants has adopted v
@@ -13,8 +15,8 @@
 //                            a round needs.
 //
 // An outer update requires the values of the version before, so in runs with an outer optimizer a
-// seed of v comes first, also while the next round is closed; the groups keep v for it. The states
-// of the outer optimizer begin again with zeros.
+// seed of v comes before the contributions, also while the next round is closed; the groups keep v
+// for it. The states of the outer optimizer begin again with zeros.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -50,13 +52,15 @@ class ShardRestore {
     bool complete = false;
     // Whether rounds have an outer update.
     bool outer = false;
+    // The version of which another aggregator holds a copy.
+    std::optional<uint32_t> copy = std::nullopt;
     // Number of groups without which no round closes.
     uint32_t min_groups = 1;
     // The groups that train.
     std::vector<Group> groups;
   };
 
-  enum class Source { kContributions, kSeed, kOpenRound };
+  enum class Source { kCopy, kContributions, kSeed, kOpenRound };
   struct Attempt {
     Source source = Source::kContributions;
     // The version at which the shard is hollow; the next one is made.
@@ -96,6 +100,8 @@ class ShardRestore {
 
  private:
   std::vector<Attempt> Options(const View& view) const;
+  // Those that use values of groups.
+  std::vector<Attempt> OptionsWithGroups(const View& view) const;
   static std::vector<Attempt> Seeds(const View& view);
   // Whether the shard has accepted contributions to the closing round, of which none is known to be
   // missing permanently.

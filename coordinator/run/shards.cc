@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "model/shard_copies.h"
 
 namespace cadre {
 
@@ -44,6 +45,9 @@ std::string Shards::RestoreReason() const {
         "shard ", shard, " on ", run_.shards(static_cast<int>(shard)), " is being restored");
     if (!restore.attempt().has_value()) return what;
     switch (restore.attempt()->source) {
+      case ShardRestore::Source::kCopy:
+        return absl::StrCat(what, " from the copy on ",
+                            run_.shards(static_cast<int>(CopyHolder(shard, size()))));
       case ShardRestore::Source::kSeed:
         return absl::StrCat(what, " from group ", restore.attempt()->group);
       case ShardRestore::Source::kContributions:

@@ -119,7 +119,8 @@ void CollectCounters(const Machine& machine, Metrics& metrics) {
         "leases_lost",       "limits_reached",       "rounds_committed", "runs_adopted",
         "runs_behind",       "runs_brought_forward", "runs_deleted",     "runs_done",
         "rollbacks_ordered", "runs_failed",          "runs_parked",      "runs_stopped",
-        "runs_submitted",    "shards_lost",          "shards_restored",  "warnings"}) {
+        "runs_submitted",    "shards_copied",        "shards_lost",      "shards_restored",
+        "warnings"}) {
     counters[name] = 0;
   }
   for (int value = v1::Refusal_MIN + 1; value <= v1::Refusal_MAX; ++value) {

@@ -208,6 +208,7 @@ void FakeCluster::Restart(FakeAggregator& aggregator) {
 void FakeCluster::Wipe(FakeAggregator& aggregator) {
   Kill(aggregator);
   aggregator.shards.clear();
+  aggregator.copies.clear();
   aggregator.wiped = true;
   Restart(aggregator);
 }

@@ -302,6 +302,8 @@ void FakeMembers::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
     OnReportRun(aggregator, message.report_run().run());
   } else if (message.has_apply() && behaviour.apply) {
     OnApply(aggregator, message.apply());
+  } else if (message.has_copy_shard() && !behaviour.slow_copies.contains(aggregator.name)) {
+    OnCopyShard(aggregator, message.copy_shard());
   }
 }
 
@@ -340,6 +342,12 @@ void FakeMembers::OnOpenRun(FakeAggregator& aggregator, const v1::OpenRun& open)
     v1::KeptVersion& kept = *opened.add_kept();
     kept.set_version(version);
     kept.set_digest(digest);
+  }
+  for (const auto& [version, digest] : aggregator.copies[open.run()]) {
+    v1::ShardCopy& copy = *opened.add_copies();
+    copy.set_shard((shard.shard + open.shards() - 1) % open.shards());
+    copy.set_version(version);
+    copy.set_digest(digest);
   }
   opened.set_error(behaviour.open_error);
   Post(aggregator.connection, opened);
@@ -442,6 +450,42 @@ void FakeMembers::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
   applied.set_displacement(behaviour.displacement);
   if (behaviour.changes) *applied.mutable_changes() = behaviour.changes(apply);
   Post(aggregator.connection, applied);
+}
+
+void FakeMembers::OnCopyShard(FakeAggregator& aggregator, const v1::CopyShard& order) {
+  FakeAggregator::Shard& shard = aggregator.shards.at(order.run());
+  const auto source =
+      std::find_if(aggregators_.begin(), aggregators_.end(), [&](const FakeAggregator& other) {
+        return other.alive && other.name == order.aggregator() && other.address == order.address();
+      });
+  ASSERT_NE(source, aggregators_.end()) << order.ShortDebugString();
+  const bool restores = order.shard() == shard.shard;
+  const std::map<uint32_t, uint64_t>& stored =
+      restores ? source->copies[order.run()] : source->shards[order.run()].digests;
+  ASSERT_TRUE(stored.contains(order.version()) && stored.at(order.version()) == order.digest())
+      << order.ShortDebugString();
+  if (restores) {
+    EXPECT_EQ(shard.hollow, order.version() - 1);
+    shard.digests[order.version()] = order.digest();
+    shard.version = order.version();
+    shard.hollow.reset();
+    shard.waiting.reset();
+    v1::Applied applied;
+    applied.set_run(order.run());
+    applied.set_shard(order.shard());
+    applied.set_round(order.version());
+    applied.set_digest(order.digest());
+    return Post(aggregator.connection, applied);
+  }
+  std::map<uint32_t, uint64_t>& copies = aggregator.copies[order.run()];
+  copies[order.version()] = order.digest();
+  while (copies.size() > 2) copies.erase(copies.begin());
+  v1::ShardCopied copied;
+  copied.set_run(order.run());
+  copied.mutable_copy()->set_shard(order.shard());
+  copied.mutable_copy()->set_version(order.version());
+  copied.mutable_copy()->set_digest(order.digest());
+  Post(aggregator.connection, copied);
 }
 
 uint64_t FakeMembers::DigestOf(const std::string& run, uint32_t version) const {

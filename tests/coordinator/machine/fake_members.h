@@ -94,6 +94,8 @@ struct FakeAggregator {
   // Its data folder was removed.
   bool wiped = false;
   std::map<std::string, Shard> shards;
+  // Copies of the shard before its own: digests, by run and version.
+  std::map<std::string, std::map<uint32_t, uint64_t>> copies;
   std::vector<v1::CoordinatorMessage> received;
 };
 
@@ -115,6 +117,8 @@ class FakeMembers {
     bool prepare = true;
     bool train = true;
     bool apply = true;
+    // Aggregators that do not carry out CopyShard.
+    std::set<std::string> slow_copies;
     // Whether aggregators answer OpenRun.
     bool open = true;
     // Groups that do not complete their pulls, and whether ranks answer a Restage.
@@ -178,6 +182,7 @@ class FakeMembers {
   void OnDeleteRun(FakeAggregator& aggregator, const v1::DeleteRun& order);
   void OnReportRun(FakeAggregator& aggregator, const std::string& run);
   void OnApply(FakeAggregator& aggregator, const v1::Apply& apply);
+  void OnCopyShard(FakeAggregator& aggregator, const v1::CopyShard& order);
   uint64_t DigestOf(const std::string& run, uint32_t version) const;
 
   std::deque<FakeWorker> workers_;

@@ -131,6 +131,30 @@ TEST(ShardRestoreTest, RunsWithAnOuterOptimizerBeginWithASeed) {
   EXPECT_TRUE(with_values.ready());
 }
 
+TEST(ShardRestoreTest, CopyComesFirst) {
+  ShardRestore::View view{.version = kVersion, .closing = true, .outer = true, .copy = kVersion};
+  view.groups = {{.group = 0, .generation = 1, .adopted = true}};
+  const auto copy = [](uint32_t version) {
+    return ShardRestore::Attempt{.source = Source::kCopy, .hollow = version - 1};
+  };
+  ShardRestore restore("lost");
+  EXPECT_EQ(Chosen(restore, view), copy(kVersion));
+  EXPECT_EQ(restore.attempt()->round(), kVersion);
+  restore.Fail("the copy is damaged");
+  EXPECT_EQ(Chosen(restore, view).source, Source::kSeed);
+  // The shard has made the version of the closing round.
+  view.copy = kVersion + 1;
+  ShardRestore later("lost");
+  EXPECT_EQ(Chosen(later, view), copy(kVersion + 1));
+
+  // It needs no copy of a version that it has.
+  ShardRestore with_values("has lost contributions", kVersion, /*has_values=*/true);
+  EXPECT_EQ(Chosen(with_values, view), copy(kVersion + 1));
+  view.copy = kVersion;
+  view.complete = true;
+  EXPECT_EQ(Chosen(with_values, view).source, Source::kContributions);
+}
+
 TEST(ShardRestoreTest, VersionZeroHasNoSeeds) {
   ShardRestore::View view{.version = 0};
   view.groups = {{.group = 0, .generation = 1, .adopted = true}};

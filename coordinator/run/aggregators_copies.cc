@@ -1,0 +1,160 @@
+// The copies of the shards. Part of Aggregators.
+//
+// When all shards have applied the closing round, the aggregators that hold the copies are ordered
+// to fetch the version from the shards, and the commit waits for them:
+//
+// clang-format off
+//   CopyShard   -> holder         fetches the files of the version; answered by ShardCopied
+// clang-format on
+//
+// So each shard of a committed version is on two disks, with its states. If the aggregator of a
+// shard is away meanwhile, the commit waits for it, as it does for a shard that has not applied the
+// round: it may return without the version. If the holder of a copy is away, or does not answer in
+// time, the run goes on, and the copy is behind until the holder has fetched a later version. A
+// holder that was too late is not awaited again until it has answered.
+//
+// A shard that has lost its version fetches it from the copy (aggregators_restore.cc).
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/run/aggregators.h"
+#include "coordinator/run/run_rules.h"
+#include "coordinator/run/run_view.h"
+#include "coordinator/store/keys.h"
+
+namespace cadre {
+namespace {
+
+// A commit waits for a copy for at most this time.
+constexpr absl::Duration kMaxCopyTime = absl::Minutes(2);
+
+}  // namespace
+
+std::optional<ShardCopies::Version> Aggregators::VersionToCopy(uint32_t shard) const {
+  const bool closing = run_.committing() && run_.commits().applied();
+  if (run_.committing() && !closing) return std::nullopt;
+  const std::optional<v1::CommitRecord>& commit =
+      closing ? run_.commits().closing() : run_.commits().newest();
+  // Version 0 can be made again.
+  if (!commit.has_value() || commit->round() == 0) return std::nullopt;
+  const std::optional<uint64_t> digest = DigestOf(*commit, shard);
+  if (!digest.has_value()) return std::nullopt;
+  return ShardCopies::Version{commit->round(), *digest};
+}
+
+void Aggregators::OrderCopies() {
+  if (!copies_.enabled()) return;
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
+    if (!version.has_value()) return;
+    if (version->version != copied_version_) {
+      copied_version_ = version->version;
+      copies_since_ = cluster_.now();
+    }
+    if (!shards_.IsOpen(shard) || !copies_.MustOrder(shard, *version)) continue;
+    // Also after a restart of the coordinator, the digest shows whether a copy can replace the
+    // version.
+    if (run_.committing()) {
+      cluster_.out().Put(CommitKey(run_.id(), version->version), *run_.commits().closing());
+    }
+    SendCopyShard(shard, *version, record_.shards(shard), copies_.HolderOf(shard));
+    copies_.SetOrdered(shard, *version);
+  }
+}
+
+void Aggregators::SendCopyShard(uint32_t shard, const ShardCopies::Version& version,
+                                const std::string& from, const std::string& to) const {
+  const Member* const source = cluster_.members().Aggregator(from);
+  const Member* const target = cluster_.members().Aggregator(to);
+  if (source == nullptr || target == nullptr) return;
+  v1::CoordinatorMessage message;
+  v1::CopyShard& copy = *message.mutable_copy_shard();
+  copy.set_run(run_.id());
+  copy.set_lineage(record_.lineage());
+  copy.set_shard(shard);
+  copy.set_version(version.version);
+  copy.set_digest(version.digest);
+  copy.set_aggregator(from);
+  copy.set_address(source->record.address());
+  cluster_.SendTo(target->id(), message);
+}
+
+absl::Time Aggregators::CopiesAwaitedUntil() const {
+  absl::Time until = absl::InfinitePast();
+  if (!copies_.enabled() || !run_.committing()) return until;
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
+    if (!version.has_value() || !copies_.Awaits(shard, *version)) continue;
+    until = std::max(until,
+                     shards_.IsOpen(shard) ? copies_since_ + kMaxCopyTime : absl::InfiniteFuture());
+  }
+  return until;
+}
+
+std::string Aggregators::CopyReason() const {
+  if (CopiesAwaitedUntil() <= cluster_.now()) return "";
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
+    if (!version.has_value() || !copies_.Awaits(shard, *version)) continue;
+    return absl::StrCat("version ", version->version, " waits for the copy of shard ", shard,
+                        " on aggregator ", copies_.HolderOf(shard));
+  }
+  return "";
+}
+
+void Aggregators::OnCopied(const Member& member, const v1::ShardCopy& copied) {
+  if (!copies_.OnCopied(member.record.name(), copied)) {
+    return cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
+  }
+  cluster_.Count("shards_copied");
+  ReportCopies();
+}
+
+void Aggregators::ReportCopies() {
+  if (!copies_.enabled() || run_.committing()) return;
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
+    if (!version.has_value()) continue;
+    const bool is_behind = !copies_.Has(shard, *version);
+    if (is_behind) copies_.GiveUp(shard);
+    if (is_behind == copies_behind_.contains(shard)) continue;
+    const std::string which =
+        absl::StrCat("the copy of shard ", shard, " on aggregator ", copies_.HolderOf(shard));
+    if (is_behind) {
+      copies_behind_.insert(shard);
+      cluster_.ReportRun(v1::EVENT_KIND_SHARD_COPY, run_.id(),
+                         absl::StrCat(which, " is behind since version ", version->version,
+                                      ": the aggregator is away or slow, and the run goes on"));
+    } else {
+      copies_behind_.erase(shard);
+      cluster_.ReportRun(
+          v1::EVENT_KIND_SHARD_COPY, run_.id(),
+          absl::StrCat(which, " has the newest version again, version ", version->version));
+    }
+  }
+}
+
+std::optional<ShardCopies::Version> Aggregators::CopyFor(uint32_t shard) const {
+  if (run_.committing()) {
+    const v1::CommitRecord& closing = *run_.commits().closing();
+    const v1::ShardDigest& applied = closing.digests(static_cast<int>(shard));
+    const ShardCopies::Version version{closing.round(), applied.digest()};
+    if (applied.applied() && copies_.Has(shard, version)) return version;
+  }
+  const std::optional<uint64_t> digest = run_.commits().ShardDigest(shard);
+  if (!digest.has_value() || record_.version() == 0) return std::nullopt;
+  const ShardCopies::Version version{record_.version(), *digest};
+  return copies_.Has(shard, version) ? std::optional(version) : std::nullopt;
+}
+
+void Aggregators::FillCopies(v1::RunStatus& status) const {
+  if (!copies_.enabled()) return;
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    v1::ShardCopyStatus& copy = *status.add_copies();
+    copy.set_shard(shard);
+    copy.set_aggregator(copies_.HolderOf(shard));
+    if (const auto version = copies_.NewestOf(shard)) copy.set_version(*version);
+  }
+}
+
+}  // namespace cadre
