@@ -515,6 +515,13 @@ std::vector<std::string> ProblemsOf(const v1::StatusReply& status) {
     } else if (run.state() == v1::RUN_STATE_RUNNING && !run.reason().empty()) {
       problems.push_back(absl::StrCat("run ", run.run(), ": ", run.reason()));
     }
+    for (const v1::ShardCopyStatus& copy : run.copies()) {
+      if (run.state() != v1::RUN_STATE_RUNNING || copy.version() >= run.version()) continue;
+      problems.push_back(
+          absl::StrCat("run ", run.run(), ": the copy of shard ", copy.shard(), " on aggregator ",
+                       copy.aggregator(), copy.has_version() ? " is behind" : " is missing",
+                       copy.has_version() ? absl::StrCat(" since version ", copy.version()) : ""));
+    }
     if (const std::string problem = CheckpointProblem(run); !problem.empty()) {
       problems.push_back(problem);
     }
