@@ -107,8 +107,7 @@ void Aggregators::OnOpened(const Member& member, const v1::RunOpened& opened) {
     return Lose(opened, wrong);
   }
   shards_.Open(opened);
-  copies_.ForgetOrder(opened.shard());
-  copies_since_ = cluster_.now();
+  copies_.OnShardOpen(opened.shard());
   if (run_.committing()) SendApply(opened.shard());
   if (!run_.commits().newest().has_value() && shards_.AllOpen()) RecordInitialModel();
 }
@@ -119,7 +118,7 @@ void Aggregators::Lose(const v1::RunOpened& opened, const std::string& reason) {
                      absl::StrCat("shard ", opened.shard(), " is lost: ", reason));
   // A hollow shard without a version accepts nothing yet; it also reports version 0.
   const bool accepts = opened.hollow() && opened.version() > 0;
-  const std::optional<ShardCopies::Version> copy = CopyFor(opened.shard());
+  const std::optional<ShardCopies::Version> copy = copies_.VersionFor(opened.shard());
   const bool has_copy = copy.has_value() && copy->version > record_.version();
   if (run_.committing() && NeedsVersions(run_.spec()) && !has_copy) {
     // What the shard has made of the round cannot be made again, because the states of the outer

@@ -3,7 +3,6 @@
 //
 //   aggregators.cc          the choice of aggregators, opening of shards, fences, orders to apply
 //   aggregators_restore.cc  the restoring of lost shards
-//   aggregators_copies.cc   the copies of shards on other aggregators
 //
 // Pure and thread-compatible.
 #pragma once
@@ -12,15 +11,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "coordinator/cluster/cluster.h"
+#include "coordinator/run/copy_orders.h"
 #include "coordinator/run/run_rounds.h"
-#include "coordinator/run/shard_copies.h"
 #include "coordinator/run/shard_restore.h"
 #include "coordinator/run/shards.h"
 #include "coordinator/run/slot.h"
@@ -43,9 +40,12 @@ class Aggregators {
         rounds_(rounds),
         cluster_(cluster),
         shards_(stored.record()),
-        copies_(stored.record()) {}
+        copies_(run, stored.record(), cluster) {}
 
   const Shards& shards() const { return shards_; }
+  // The copies of the shards on other aggregators.
+  const CopyOrders& copies() const { return copies_; }
+  CopyOrders& copies() { return copies_; }
   // Requires: the slot has a generation.
   std::string KeyOf(const Slot& slot) const { return cluster_.KeyOf(slot.record().generation()); }
   // The addresses of all shards, since the number of shards decides what each of them stores.
@@ -104,20 +104,6 @@ class Aggregators {
   void OnRestaged(const v1::Restaged& restaged) { shards_.OnRestaged(restaged); }
   void ResendRestages(const Slot& slot, uint32_t rank) const;
 
-  // ---- Copies of shards
-  // Sends orders for the copies that lack the newest version, or the closing one, once all shards
-  // have applied it.
-  void OrderCopies();
-  // Until when the commit of the closing version waits for copies; InfinitePast: it does not.
-  absl::Time CopiesAwaitedUntil() const;
-  void OnCopied(const Member& member, const v1::ShardCopy& copied);
-  // Reports copies that are behind the newest version, which are not awaited, and those that are
-  // not behind any more. Called when a version is committed, and when a copy arrives.
-  void ReportCopies();
-  void FillCopies(v1::RunStatus& status) const;
-  // The first copy for which the commit waits; empty if it waits for none.
-  std::string CopyReason() const;
-
  private:
   bool LostShardBeforeStart() const;
   // Empty if the shard's version matches the run's; otherwise how it was lost.
@@ -144,26 +130,13 @@ class Aggregators {
   void SendRestage(const Slot& slot, uint32_t rank, uint32_t shard,
                    const ShardRestore& restore) const;
 
-  // The version of which the shard should have a copy; nothing while a round is being applied.
-  std::optional<ShardCopies::Version> VersionToCopy(uint32_t shard) const;
-  void SendCopyShard(uint32_t shard, const ShardCopies::Version& version, const std::string& from,
-                     const std::string& to) const;
-  // The version of the shard's copy, if it is the newest, or one that the shard has applied of the
-  // closing round.
-  std::optional<ShardCopies::Version> CopyFor(uint32_t shard) const;
-
   const RunView& run_;
   StoredRun& stored_;
   v1::RunRecord& record_;
   RunRounds& rounds_;
   Cluster& cluster_;
   Shards shards_;
-  ShardCopies copies_;
-  // Since when copies of this version are awaited, or since a shard has opened.
-  uint32_t copied_version_ = 0;
-  absl::Time copies_since_;
-  // Shards whose copies were reported to be behind.
-  std::set<uint32_t> copies_behind_;
+  CopyOrders copies_;
   // Groups whose lowest accepted generation has changed in this event. They may have been removed.
   std::map<uint32_t, uint32_t> fences_;
 };

@@ -28,7 +28,7 @@ ShardRestore::View Aggregators::RestoreView(uint32_t shard) const {
                           .at_end = record_.state() == v1::RUN_STATE_FINISHING,
                           .outer = NeedsVersions(run_.spec()),
                           .min_groups = run_.spec().averaging().min_groups()};
-  if (const auto copy = CopyFor(shard)) view.copy = copy->version;
+  if (const auto copy = copies_.VersionFor(shard)) view.copy = copy->version;
   const std::optional<v1::CommitRecord>& commit =
       run_.committing() ? run_.commits().closing() : run_.commits().newest();
   view.complete = commit.has_value() && !commit->participants().empty() &&
@@ -52,7 +52,7 @@ std::optional<Aggregators::LostShard> Aggregators::Restore() {
   for (auto& [shard, restore] : shards_.lost()) {
     rounds_.LoseContributions(shard);
     // The run cannot go on without the aggregator that holds the copy, because it has a shard, too.
-    if (copies_.enabled() && !copies_.Knows(shard)) continue;
+    if (copies_.copies().enabled() && !copies_.copies().Knows(shard)) continue;
     const bool changed = restore.Choose(RestoreView(shard));
     if (!restore.attempt().has_value()) {
       return LostShard{shard, restore.reason()};
@@ -70,13 +70,7 @@ std::optional<Aggregators::LostShard> Aggregators::Restore() {
 void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
   const ShardRestore::Attempt& attempt = *restore.attempt();
   if (attempt.source == ShardRestore::Source::kOpenRound) return;
-  if (attempt.source == ShardRestore::Source::kCopy) {
-    const std::optional<ShardCopies::Version> copy = CopyFor(shard);
-    if (copy.has_value()) {
-      SendCopyShard(shard, *copy, copies_.HolderOf(shard), record_.shards(static_cast<int>(shard)));
-    }
-    return;
-  }
+  if (attempt.source == ShardRestore::Source::kCopy) return copies_.SendBack(shard);
   if (attempt.round() > record_.version()) return SendApply(shard);
   v1::CoordinatorMessage message;
   v1::Apply& apply = *message.mutable_apply();
@@ -104,7 +98,7 @@ void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
 }
 
 void Aggregators::RepeatCopyBack(uint32_t holder) {
-  if (!copies_.enabled()) return;
+  if (!copies_.copies().enabled()) return;
   const uint32_t shard = CopiedShard(holder, shards_.size());
   ShardRestore* const restore = shards_.Lost(shard);
   if (restore != nullptr && restore->ready() &&
@@ -166,6 +160,7 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
     WarnOfLostStates(shard, applied.round());
   }
   shards_.Open(opened);
+  copies_.OnShardOpen(shard);
   cluster_.Count("shards_restored");
   if (run_.committing() && applied.round() == record_.version()) SendApply(shard);
   return true;

@@ -200,7 +200,7 @@ void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& mes
   if (message.has_run_opened()) {
     OnRunOpened(member, message.run_opened());
   } else if (message.has_shard_copied()) {
-    aggregators_.OnCopied(member, message.shard_copied().copy());
+    aggregators_.copies().OnCopied(member, message.shard_copied().copy());
   } else {
     OnApplied(member, message.applied());
   }
@@ -272,19 +272,15 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
   // An answer to an earlier attempt.
   if (applied.attempt() != commits().closing()->attempt() || !rounds_.OnApplied(applied)) return;
   if (rounds_.Screen()) return aggregators_.SendApplies();
-  MaybeFinishCommit();
-}
-
-void Run::MaybeFinishCommit() {
-  aggregators_.OrderCopies();
-  const bool applied = committing() && commits().applied();
-  if (applied && aggregators_.CopiesAwaitedUntil() <= cluster_.now()) FinishCommit();
+  FinishCommit();
 }
 
 void Run::FinishCommit() {
+  aggregators_.copies().Send();
+  if (aggregators_.copies().AwaitedUntil() > cluster_.now()) return;
   rounds_.Commit();
   if (commits().newest()->attempt() > 0) aggregators_.SendPublish();
-  aggregators_.ReportCopies();
+  aggregators_.copies().Report();
   attribution_.OnCommit();
   if (const std::string empty = rounds_.WhyEmpty(); !empty.empty()) {
     stored_.record().set_branch(record().version());
@@ -358,7 +354,8 @@ bool Run::Form(std::vector<std::string>& idle) {
 void Run::Advance() {
   attribution_.JudgeReports();
   if (const auto lost = aggregators_.Restore()) parking_.Park(*lost);
-  MaybeFinishCommit();
+  aggregators_.copies().Send();
+  if (committing() && commits().applied()) FinishCommit();
   // The end of an evaluation waits for lost shards.
   if (averages() && shards_open() && evaluation_.complete()) FinishEvaluation();
   if (!live() || parking_.AdvanceRollback()) return;
@@ -399,7 +396,7 @@ absl::Time Run::NextDeadline() const {
   }
   consider(groups_.barrier_since() + RejoinWait(spec()));
   const Round::Away away = attribution_.Away();
-  consider(aggregators_.CopiesAwaitedUntil());
+  consider(aggregators_.copies().AwaitedUntil());
   if (!committing()) {
     consider(round().ClosesAt(slots_.started().size(), away));
     consider(rounds_.versions().AwaitsLoadsUntil(away));

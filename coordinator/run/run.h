@@ -8,7 +8,7 @@
 //   run_evaluation  parts of the test split, the last checkpoint
 //   run_versions    the versions that are kept, rollbacks
 //   run_rounds      contributions, commits, decisions
-//   aggregators     the shards, and the restoring of lost ones
+//   aggregators     the shards, the restoring of lost ones, and their copies
 //   run_groups      forming, starting and ending of generations, changes of plans, growth
 //   attribution     who caused a failure, and what follows; stalls
 //   data_agreement  the data, by the numbers of samples that hosts see
@@ -139,8 +139,7 @@ class Run final : public RunWithStatus {
   void OnValues(uint32_t group, const absl::Status& values);
   void OnRunOpened(const Member& member, const v1::RunOpened& opened);
   void OnApplied(const Member& member, const v1::Applied& applied);
-  // Finishes the closing commit if all shards have applied it and no copies are awaited.
-  void MaybeFinishCommit();
+  // Finishes the closing commit unless copies are awaited. Requires: all shards have applied it.
   void FinishCommit();
   // Adds the contributions that arrived before the version was committed from which they were
   // computed.

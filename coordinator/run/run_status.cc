@@ -179,7 +179,7 @@ v1::RunStatus RunWithStatus::Status(absl::Time now) const {
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
   FillVersions(status);
-  parts_.aggregators.FillCopies(status);
+  parts_.aggregators.copies().FillStatus(status);
   if (parts_.evaluation.checkpoints().Writes()) *status.mutable_checkpoint() = record.checkpoint();
   *status.mutable_warnings() = record.warnings();
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
@@ -304,7 +304,7 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     }
   }
   if (std::string reason = shards().RestoreReason(); !reason.empty()) return reason;
-  if (std::string reason = parts_.aggregators.CopyReason(); !reason.empty()) return reason;
+  if (std::string reason = parts_.aggregators.copies().WaitReason(); !reason.empty()) return reason;
   if (std::string reason = RoundReason(); !reason.empty()) return reason;
   if (parts_.evaluation.complete()) {
     if (parts_.evaluation.AwaitsPrograms())

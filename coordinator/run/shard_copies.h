@@ -2,7 +2,7 @@
 // have, and which orders to copy are under way.
 //
 // A copy is known while the aggregator that holds it has opened its own shard on its present
-// stream. aggregators_copies.cc sends the orders.
+// stream. copy_orders.h sends the orders.
 //
 // Pure and thread-compatible.
 #pragma once

@@ -1,5 +1,3 @@
-// The copies of the shards. Part of Aggregators.
-//
 // When all shards have applied the closing round, the aggregators that hold the copies are ordered
 // to fetch the version from the shards, and the commit waits for them:
 //
@@ -14,10 +12,11 @@
 // holder that was too late is not awaited again until it has answered.
 //
 // A shard that has lost its version fetches it from the copy (aggregators_restore.cc).
+#include "coordinator/run/copy_orders.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/run/aggregators.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/run/run_view.h"
 #include "coordinator/store/keys.h"
@@ -30,7 +29,7 @@ constexpr absl::Duration kMaxCopyTime = absl::Minutes(2);
 
 }  // namespace
 
-std::optional<ShardCopies::Version> Aggregators::VersionToCopy(uint32_t shard) const {
+std::optional<ShardCopies::Version> CopyOrders::VersionToCopy(uint32_t shard) const {
   const bool closing = run_.committing() && run_.commits().applied();
   if (run_.committing() && !closing) return std::nullopt;
   const std::optional<v1::CommitRecord>& commit =
@@ -42,31 +41,37 @@ std::optional<ShardCopies::Version> Aggregators::VersionToCopy(uint32_t shard) c
   return ShardCopies::Version{commit->round(), *digest};
 }
 
-void Aggregators::OrderCopies() {
+void CopyOrders::Send() {
   if (!copies_.enabled()) return;
-  for (int shard = 0; shard < shards_.size(); ++shard) {
+  for (int shard = 0; shard < record_.shards_size(); ++shard) {
     const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
     if (!version.has_value()) return;
-    if (version->version != copied_version_) {
-      copied_version_ = version->version;
-      copies_since_ = cluster_.now();
+    if (version->version != version_) {
+      version_ = version->version;
+      since_ = cluster_.now();
     }
-    if (!shards_.IsOpen(shard) || !copies_.MustOrder(shard, *version)) continue;
+    if (!run_.shards().IsOpen(shard) || !copies_.MustOrder(shard, *version)) continue;
     // Also after a restart of the coordinator, the digest shows whether a copy can replace the
     // version.
     if (run_.committing()) {
       cluster_.out().Put(CommitKey(run_.id(), version->version), *run_.commits().closing());
     }
-    SendCopyShard(shard, *version, record_.shards(shard), copies_.HolderOf(shard));
+    SendTo(copies_.HolderOf(shard), record_.shards(shard), shard, *version);
     copies_.SetOrdered(shard, *version);
   }
 }
 
-void Aggregators::SendCopyShard(uint32_t shard, const ShardCopies::Version& version,
-                                const std::string& from, const std::string& to) const {
-  const Member* const source = cluster_.members().Aggregator(from);
-  const Member* const target = cluster_.members().Aggregator(to);
-  if (source == nullptr || target == nullptr) return;
+void CopyOrders::SendBack(uint32_t shard) const {
+  const std::optional<ShardCopies::Version> version = VersionFor(shard);
+  if (!version.has_value()) return;
+  SendTo(record_.shards(static_cast<int>(shard)), copies_.HolderOf(shard), shard, *version);
+}
+
+void CopyOrders::SendTo(const std::string& target, const std::string& source, uint32_t shard,
+                        const ShardCopies::Version& version) const {
+  const Member* const from = cluster_.members().Aggregator(source);
+  const Member* const to = cluster_.members().Aggregator(target);
+  if (from == nullptr || to == nullptr) return;
   v1::CoordinatorMessage message;
   v1::CopyShard& copy = *message.mutable_copy_shard();
   copy.set_run(run_.id());
@@ -74,26 +79,26 @@ void Aggregators::SendCopyShard(uint32_t shard, const ShardCopies::Version& vers
   copy.set_shard(shard);
   copy.set_version(version.version);
   copy.set_digest(version.digest);
-  copy.set_aggregator(from);
-  copy.set_address(source->record.address());
-  cluster_.SendTo(target->id(), message);
+  copy.set_aggregator(source);
+  copy.set_address(from->record.address());
+  cluster_.SendTo(to->id(), message);
 }
 
-absl::Time Aggregators::CopiesAwaitedUntil() const {
+absl::Time CopyOrders::AwaitedUntil() const {
   absl::Time until = absl::InfinitePast();
   if (!copies_.enabled() || !run_.committing()) return until;
-  for (int shard = 0; shard < shards_.size(); ++shard) {
+  for (int shard = 0; shard < record_.shards_size(); ++shard) {
     const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
     if (!version.has_value() || !copies_.Awaits(shard, *version)) continue;
     until = std::max(until,
-                     shards_.IsOpen(shard) ? copies_since_ + kMaxCopyTime : absl::InfiniteFuture());
+                     run_.shards().IsOpen(shard) ? since_ + kMaxCopyTime : absl::InfiniteFuture());
   }
   return until;
 }
 
-std::string Aggregators::CopyReason() const {
-  if (CopiesAwaitedUntil() <= cluster_.now()) return "";
-  for (int shard = 0; shard < shards_.size(); ++shard) {
+std::string CopyOrders::WaitReason() const {
+  if (AwaitedUntil() <= cluster_.now()) return "";
+  for (int shard = 0; shard < record_.shards_size(); ++shard) {
     const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
     if (!version.has_value() || !copies_.Awaits(shard, *version)) continue;
     return absl::StrCat("version ", version->version, " waits for the copy of shard ", shard,
@@ -102,31 +107,36 @@ std::string Aggregators::CopyReason() const {
   return "";
 }
 
-void Aggregators::OnCopied(const Member& member, const v1::ShardCopy& copied) {
+void CopyOrders::OnShardOpen(uint32_t shard) {
+  copies_.ForgetOrder(shard);
+  since_ = cluster_.now();
+}
+
+void CopyOrders::OnCopied(const Member& member, const v1::ShardCopy& copied) {
   if (!copies_.OnCopied(member.record.name(), copied)) {
     return cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
   }
   cluster_.Count("shards_copied");
-  ReportCopies();
+  Report();
 }
 
-void Aggregators::ReportCopies() {
+void CopyOrders::Report() {
   if (!copies_.enabled() || run_.committing()) return;
-  for (int shard = 0; shard < shards_.size(); ++shard) {
+  for (int shard = 0; shard < record_.shards_size(); ++shard) {
     const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
     if (!version.has_value()) continue;
     const bool is_behind = !copies_.Has(shard, *version);
     if (is_behind) copies_.GiveUp(shard);
-    if (is_behind == copies_behind_.contains(shard)) continue;
+    if (is_behind == behind_.contains(shard)) continue;
     const std::string which =
         absl::StrCat("the copy of shard ", shard, " on aggregator ", copies_.HolderOf(shard));
     if (is_behind) {
-      copies_behind_.insert(shard);
+      behind_.insert(shard);
       cluster_.ReportRun(v1::EVENT_KIND_SHARD_COPY, run_.id(),
                          absl::StrCat(which, " is behind since version ", version->version,
                                       ": the aggregator is away or slow, and the run goes on"));
     } else {
-      copies_behind_.erase(shard);
+      behind_.erase(shard);
       cluster_.ReportRun(
           v1::EVENT_KIND_SHARD_COPY, run_.id(),
           absl::StrCat(which, " has the newest version again, version ", version->version));
@@ -134,7 +144,7 @@ void Aggregators::ReportCopies() {
   }
 }
 
-std::optional<ShardCopies::Version> Aggregators::CopyFor(uint32_t shard) const {
+std::optional<ShardCopies::Version> CopyOrders::VersionFor(uint32_t shard) const {
   if (run_.committing()) {
     const v1::CommitRecord& closing = *run_.commits().closing();
     const v1::ShardDigest& applied = closing.digests(static_cast<int>(shard));
@@ -147,9 +157,9 @@ std::optional<ShardCopies::Version> Aggregators::CopyFor(uint32_t shard) const {
   return copies_.Has(shard, version) ? std::optional(version) : std::nullopt;
 }
 
-void Aggregators::FillCopies(v1::RunStatus& status) const {
+void CopyOrders::FillStatus(v1::RunStatus& status) const {
   if (!copies_.enabled()) return;
-  for (int shard = 0; shard < shards_.size(); ++shard) {
+  for (int shard = 0; shard < record_.shards_size(); ++shard) {
     v1::ShardCopyStatus& copy = *status.add_copies();
     copy.set_shard(shard);
     copy.set_aggregator(copies_.HolderOf(shard));
