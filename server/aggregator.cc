@@ -15,6 +15,7 @@
 #include "base/rpc/certificate_metrics.h"
 #include "base/rpc/grpc_log.h"
 #include "base/status.h"
+#include "server/copies/copy_execution.h"
 #include "server/order_execution.h"
 
 namespace cadre {

@@ -54,7 +54,7 @@ OrderResult OpenRun(ShardHost& host, const v1::OpenRun& open) {
   } else {
     LOG(ERROR) << "run " << open.run() << " cannot start: " << opened->error();
   }
-  host.AddCopies(open, *opened);
+  host.copies().List(open, *opened);
   v1::MemberMessage message;
   *message.mutable_run_opened() = *opened;
   return {.answer = std::move(message)};
@@ -125,20 +125,6 @@ OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order) {
   }
   host.Fence(order.fence());
   return {};
-}
-
-OrderResult ExecuteCopy(ShardHost& host, const v1::CopyShard& order,
-                        const CopyTransport& transport) {
-  absl::StatusOr<std::optional<v1::MemberMessage>> copied = host.CopyShard(order, transport);
-  if (copied.ok()) {
-    LOG_IF(INFO, copied->has_value() && (*copied)->applied().error().empty())
-        << "run " << order.run() << ": version " << order.version() << " of shard " << order.shard()
-        << " is copied from " << order.aggregator();
-    return {.answer = *std::move(copied)};
-  }
-  LOG(ERROR) << "cannot copy shard " << order.shard() << " of run " << order.run() << " from "
-             << order.aggregator() << ": " << copied.status();
-  return {.repeat = absl::IsInvalidArgument(copied.status()) ? absl::OkStatus() : copied.status()};
 }
 
 }  // namespace cadre

@@ -25,9 +25,5 @@ struct OrderResult {
 
 // Waits for the disk. Requires: IsOrder(order).
 OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order);
-// As ExecuteOrder, for a CopyShard, which waits for another aggregator and may be carried out while
-// other orders are.
-OrderResult ExecuteCopy(ShardHost& host, const v1::CopyShard& order,
-                        const CopyTransport& transport);
 
 }  // namespace cadre

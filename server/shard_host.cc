@@ -67,9 +67,34 @@ std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
   return keys;
 }
 
-}  // namespace
+// Null if the contribution is not a frame. InvalidArgument for a frame that is malformed.
+absl::StatusOr<std::shared_ptr<const FrameIndex>> IndexFrame(const Staging& staging) {
+  const StageGrant& grant = staging.grant;
+  if (!grant.coding) return nullptr;
+  CADRE_ASSIGN_OR_RETURN(FrameIndex index, FrameIndex::Scan(*staging.file, CodecOf(*grant.coding),
+                                                            {grant.units.get(), grant.fragments},
+                                                            grant.spans, grant.shard));
+  return std::make_shared<const FrameIndex>(std::move(index));
+}
 
-// --- ShardHost
+// Replaces the grant's positions by elements of the states' file. Null: zeros.
+absl::StatusOr<std::unique_ptr<VersionReader>> ReadState(uint32_t state,
+                                                         absl::StatusOr<StoredStates> states,
+                                                         PullGrant& grant) {
+  CADRE_RETURN_IF_ERROR(states.status());
+  if (states->reader == nullptr) return nullptr;
+  if (state >= states->states ||
+      !std::all_of(grant.spans.begin(), grant.spans.end(),
+                   [&](const Interval& each) { return states->span.contains(each); })) {
+    return absl::DataLossError(absl::StrCat("the file of the states of version ", grant.version,
+                                            " of ", grant.run, " has ", states->states,
+                                            " states, or those of other positions"));
+  }
+  grant.spans = states->ElementsOf(state, {grant.units.get(), grant.fragments}, grant.spans);
+  return std::move(states->reader);
+}
+
+}  // namespace
 
 ShardHost::ShardHost(std::unique_ptr<ShardStore> store, const Options& options)
     : store_(std::move(store)),
@@ -152,8 +177,6 @@ absl::Status ShardHost::CheckFiles() const {
 void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
   for (const ContributionKey& key : keys) store_->RemoveContribution(key);
 }
-
-// --- The coordinator's orders
 
 absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   absl::MutexLock turn(&order_mutex_);
@@ -515,15 +538,6 @@ absl::StatusOr<bool> ShardHost::Put(Staging& staging, const ChunkView& chunk) {
   return ledger_.ChunkStored(grant.key, grant.attempt);
 }
 
-absl::StatusOr<std::shared_ptr<const FrameIndex>> ShardHost::IndexFrame(const Staging& staging) {
-  const StageGrant& grant = staging.grant;
-  if (!grant.coding) return nullptr;
-  CADRE_ASSIGN_OR_RETURN(FrameIndex index, FrameIndex::Scan(*staging.file, CodecOf(*grant.coding),
-                                                            {grant.units.get(), grant.fragments},
-                                                            grant.spans, grant.shard));
-  return std::make_shared<const FrameIndex>(std::move(index));
-}
-
 absl::Status ShardHost::Finish(Staging& staging) {
   absl::StatusOr<std::shared_ptr<const FrameIndex>> frame = IndexFrame(staging);
   if (absl::IsInvalidArgument(frame.status())) {
@@ -585,21 +599,6 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
   return std::make_unique<VersionPull>(
       std::move(grant), *std::move(reader),
       [this, run = request.run()](const absl::Status& error) { return OnReadError(run, error); });
-}
-
-absl::StatusOr<std::unique_ptr<VersionReader>> ShardHost::ReadState(
-    uint32_t state, absl::StatusOr<StoredStates> states, PullGrant& grant) {
-  CADRE_RETURN_IF_ERROR(states.status());
-  if (states->reader == nullptr) return nullptr;
-  if (state >= states->states ||
-      !std::all_of(grant.spans.begin(), grant.spans.end(),
-                   [&](const Interval& each) { return states->span.contains(each); })) {
-    return absl::DataLossError(absl::StrCat("the file of the states of version ", grant.version,
-                                            " of ", grant.run, " has ", states->states,
-                                            " states, or those of other positions"));
-  }
-  grant.spans = states->ElementsOf(state, {grant.units.get(), grant.fragments}, grant.spans);
-  return std::move(states->reader);
 }
 
 // The caller pulls the version instead if there is no frame.

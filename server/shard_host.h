@@ -22,7 +22,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,7 +37,6 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/chunk_view.h"
-#include "server/copies/copy_files.h"
 #include "server/ledger.h"
 #include "server/shard_store.h"
 #include "server/version_pull.h"
@@ -102,14 +100,11 @@ class ShardHost {
   // cannot name a file.
   absl::Status DeleteRun(const v1::DeleteRun& order) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   v1::RunReport ReportRun(const std::string& run) const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // Copies a version from another aggregator, and returns the answer; nothing if the run is not
-  // open. Only the end of it excludes other orders. Errors: InvalidArgument for a shard of which
-  // this aggregator holds no copy; otherwise the caller may retry.
-  absl::StatusOr<std::optional<v1::MemberMessage>> CopyShard(const v1::CopyShard& order,
-                                                             const CopyTransport& transport)
+  // The files that were fetched from another aggregator for an order become the version of the
+  // shard, which must be hollow at the version before. The order may be repeated after an error.
+  absl::Status AdoptVersion(const v1::CopyShard& order, const std::vector<std::string>& paths)
       ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // The copies that the aggregator holds for the run.
-  void AddCopies(const v1::OpenRun& open, v1::RunOpened& opened) const;
+  CopyFiles& copies() { return store_->copies(); }
   // Bytes that the open runs may still need (SpaceOf in server/run_terms.h).
   int64_t ReservedBytes() const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // From now on, a new shard is refused unless it fits the free bytes that are not reserved.
@@ -174,29 +169,8 @@ class ShardHost {
   // Why there is no room for the shard of a new run; empty if there is.
   std::string CheckSpace(const v1::OpenRun& open, int64_t needed) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Null if the contribution is not a frame. InvalidArgument for a frame that is malformed.
-  static absl::StatusOr<std::shared_ptr<const FrameIndex>> IndexFrame(const Staging& staging);
-  // Replaces the grant's positions by elements of the states' file. Null: zeros.
-  static absl::StatusOr<std::unique_ptr<VersionReader>> ReadState(
-      uint32_t state, absl::StatusOr<StoredStates> states, PullGrant& grant);
   absl::StatusOr<std::unique_ptr<VersionPull>> PullFrame(PullGrant grant, uint64_t from);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
-  // What an order to copy a version requires.
-  struct CopyTask {
-    CopyFiles::Target target = CopyFiles::Target::kCopy;
-    // Whether the version is stored already.
-    bool stored = false;
-    Interval span;
-  };
-  // Nothing if the run is not open. Errors: as CopyShard.
-  absl::StatusOr<std::optional<CopyTask>> BeginCopy(const v1::CopyShard& order)
-      ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // The last OpenRun of the run of the order; nothing if it has ended, or has another lineage.
-  std::optional<v1::OpenRun> OpenRunOf(const v1::CopyShard& order) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_);
-  // The version that was fetched becomes that of the shard.
-  absl::Status AdoptCopy(const v1::CopyShard& order, const std::vector<std::string>& paths)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, const RunTerms& terms)
       ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -20,6 +20,7 @@
 #include "base/digest.h"
 #include "base/protocol.h"
 #include "base/status.h"
+#include "model/shard_copies.h"
 #include "server/version_files.h"
 
 namespace cadre {
@@ -28,10 +29,15 @@ namespace {
 // An Apply may write the same version meanwhile.
 constexpr absl::string_view kTemporary = ".fetched.new";
 
+// Limit of the bytes of a file: a version has at most three states (model/averaging_state.h), and a
+// frame is hardly longer than the values.
+uint64_t MaxFileBytes(Interval span) { return 3 * span.size() * sizeof(float) + (64 << 10); }
+
 // The file while it is fetched.
 class FetchedFile {
  public:
-  FetchedFile(FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {}
+  FetchedFile(FileSystem& files, std::string path, uint64_t max_bytes)
+      : files_(files), path_(std::move(path)), max_bytes_(max_bytes) {}
 
   uint64_t next_block() const { return next_; }
   bool complete() const { return file_ != nullptr && next_ == file_->head().blocks(); }
@@ -45,7 +51,11 @@ class FetchedFile {
  private:
   absl::Status ReceiveHead(const v1::CopyReply& reply) {
     const BlockFileHead head{reply.meta(), reply.block_bytes(), reply.data_bytes()};
-    if (head.block_bytes == 0) return absl::InternalError("the head of the file is malformed");
+    if (head.block_bytes == 0 || head.data_bytes > max_bytes_) {
+      return absl::InternalError(absl::StrCat("the file has ", head.data_bytes,
+                                              " bytes in blocks of ", head.block_bytes,
+                                              ", at most ", max_bytes_, " are expected"));
+    }
     if (file_ != nullptr) {  // It is requested again, from a later block on.
       const bool same = file_->head().meta == head.meta &&
                         file_->head().block_bytes == head.block_bytes &&
@@ -72,6 +82,7 @@ class FetchedFile {
 
   FileSystem& files_;
   const std::string path_;
+  const uint64_t max_bytes_;
   std::unique_ptr<BlockFile> file_;
   uint64_t next_ = 0;
 };
@@ -134,6 +145,17 @@ std::map<uint32_t, uint64_t> CopyFiles::Find(const std::string& run, uint32_t sh
   return found->second;
 }
 
+void CopyFiles::List(const v1::OpenRun& open, v1::RunOpened& opened) {
+  if (!HasCopies(open.spec().averaging(), open.shards())) return;
+  const uint32_t shard = CopiedShard(open.shard(), open.shards());
+  for (const auto& [version, digest] : Find(open.run(), shard)) {
+    v1::ShardCopy& copy = *opened.add_copies();
+    copy.set_shard(shard);
+    copy.set_version(version);
+    copy.set_digest(digest);
+  }
+}
+
 absl::Status CopyFiles::Begin(const v1::CopyShard& order) {
   const DataFolder copies = FolderOf(order.run());
   const std::string name = NameOf(order.shard());
@@ -170,7 +192,7 @@ absl::StatusOr<std::vector<std::string>> CopyFiles::Fetch(const v1::CopyShard& o
   };
   const auto fetch = [&](v1::CopyRequest::File file) {
     const std::string path = PathOf(order.run(), order.shard(), order.version(), file, target);
-    const absl::Status fetched = FetchFile(order, file, path, transport);
+    const absl::Status fetched = FetchFile(order, file, path, MaxFileBytes(span), transport);
     if (fetched.ok()) paths.push_back(path);
     return fetched;
   };
@@ -212,8 +234,9 @@ void CopyFiles::Add(const v1::CopyShard& order) {
 
 // An attempt that has received a block is followed by another one, from the next block on.
 absl::Status CopyFiles::FetchFile(const v1::CopyShard& order, v1::CopyRequest::File file,
-                                  const std::string& path, const CopyTransport& transport) const {
-  FetchedFile fetched(folder_.files, absl::StrCat(path, kTemporary));
+                                  const std::string& path, uint64_t max_bytes,
+                                  const CopyTransport& transport) const {
+  FetchedFile fetched(folder_.files, absl::StrCat(path, kTemporary), max_bytes);
   v1::CopyRequest request;
   request.set_protocol(kProtocol);
   request.set_run(order.run());

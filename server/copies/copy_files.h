@@ -58,6 +58,8 @@ class CopyFiles {
   // is left out.
   std::map<uint32_t, uint64_t> Find(const std::string& run, uint32_t shard)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Adds the versions of the copy that the aggregator holds for the run to its answer.
+  void List(const v1::OpenRun& open, v1::RunOpened& opened) ABSL_LOCKS_EXCLUDED(mutex_);
   // Prepares the copy for a version: removes all others but the newest.
   absl::Status Begin(const v1::CopyShard& order) ABSL_LOCKS_EXCLUDED(mutex_);
   // Fetches the version of the order into temporary files. Returns the paths that they are to get,
@@ -80,7 +82,8 @@ class CopyFiles {
                      v1::CopyRequest::File file, Target target) const;
 
   absl::Status FetchFile(const v1::CopyShard& order, v1::CopyRequest::File file,
-                         const std::string& path, const CopyTransport& transport) const;
+                         const std::string& path, uint64_t max_bytes,
+                         const CopyTransport& transport) const;
   // Checks the digest and the positions of the values that were fetched.
   absl::StatusOr<v1::Apply> CheckValues(const v1::CopyShard& order, Interval span,
                                         const std::string& path) const;

@@ -12,6 +12,7 @@
 #include "base/crc32c.h"
 #include "base/status.h"
 #include "server/client/shard_span.h"
+#include "server/copies/copy_execution.h"
 #include "server/order_execution.h"
 #include "server/shard_host.h"
 #include "tests/server/testing.h"

@@ -1,0 +1,21 @@
+// Carries out the coordinator's order to copy a version of a shard from another aggregator.
+//
+// The aggregator that is to have a version fetches it: as a copy of another shard, when that shard
+// has made it, or as the version of its own shard, which has lost its files. The files arrive under
+// temporary names without any lock, while other orders are carried out and ranks stage and pull. At
+// the end, what the order assumes is checked again, and the files get their names.
+#pragma once
+
+#include "proto/cadre/v1/membership.pb.h"
+#include "server/copies/copy_files.h"
+#include "server/order_execution.h"
+#include "server/shard_host.h"
+
+namespace cadre {
+
+// As ExecuteOrder, but waits for the other aggregator as well. Must not be called by two threads
+// for one host.
+OrderResult ExecuteCopy(ShardHost& host, const v1::CopyShard& order,
+                        const CopyTransport& transport);
+
+}  // namespace cadre
