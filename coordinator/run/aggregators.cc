@@ -120,9 +120,10 @@ void Aggregators::Lose(const v1::RunOpened& opened, const std::string& reason) {
   const bool accepts = opened.hollow() && opened.version() > 0;
   const std::optional<ShardCopies::Version> copy = copies_.VersionFor(opened.shard());
   const bool has_copy = copy.has_value() && copy->version > record_.version();
-  if (run_.committing() && NeedsVersions(run_.spec()) && !has_copy) {
-    // What the shard has made of the round cannot be made again, because the states of the outer
-    // optimizer are lost with it.
+  if (run_.committing() && !has_copy &&
+      (NeedsVersions(run_.spec()) || copies_.copies().enabled())) {
+    // What the shard has made of the round cannot be made again if the states of the outer
+    // optimizer are lost with it, and is made again from a copy of the version before.
     rounds_.Revoke(opened.shard());
   }
   const bool has_values = !opened.hollow() && opened.version() == record_.version() &&

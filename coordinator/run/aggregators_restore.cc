@@ -162,7 +162,13 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
   shards_.Open(opened);
   copies_.OnShardOpen(shard);
   cluster_.Count("shards_restored");
-  if (run_.committing() && applied.round() == record_.version()) SendApply(shard);
+  if (run_.committing() && applied.round() == record_.version()) {
+    // It may have made that version before, of which only a damaged copy was left.
+    if (run_.commits().closing()->digests(static_cast<int>(shard)).applied()) {
+      rounds_.Revoke(shard);
+    }
+    SendApply(shard);
+  }
   return true;
 }
 

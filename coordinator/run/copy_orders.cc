@@ -89,9 +89,9 @@ absl::Time CopyOrders::AwaitedUntil() const {
   if (!copies_.enabled() || !run_.committing()) return until;
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
     const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
-    if (!version.has_value() || !copies_.Awaits(shard, *version)) continue;
-    until = std::max(until,
-                     run_.shards().IsOpen(shard) ? since_ + kMaxCopyTime : absl::InfiniteFuture());
+    if (!version.has_value() || copies_.Has(shard, *version)) continue;
+    if (!run_.shards().IsOpen(shard)) return absl::InfiniteFuture();
+    if (copies_.Awaits(shard, *version)) until = std::max(until, since_ + kMaxCopyTime);
   }
   return until;
 }

@@ -33,6 +33,11 @@ constexpr absl::string_view kTemporary = ".fetched.new";
 // frame is hardly longer than the values.
 uint64_t MaxFileBytes(Interval span) { return 3 * span.size() * sizeof(float) + (64 << 10); }
 
+// An error of this aggregator's disk does not mean that the original is lost.
+absl::Status OnOwnDisk(const absl::Status& status) {
+  return IsLoss(status) ? absl::UnavailableError(status.message()) : status;
+}
+
 // The file while it is fetched.
 class FetchedFile {
  public:
@@ -44,9 +49,9 @@ class FetchedFile {
   const std::string& path() const { return path_; }
 
   absl::Status Receive(const v1::CopyReply& reply) {
-    return reply.has_chunk() ? ReceiveBlock(reply.chunk()) : ReceiveHead(reply);
+    return OnOwnDisk(reply.has_chunk() ? ReceiveBlock(reply.chunk()) : ReceiveHead(reply));
   }
-  absl::Status Sync() { return file_->Sync(); }
+  absl::Status Sync() { return OnOwnDisk(file_->Sync()); }
 
  private:
   absl::Status ReceiveHead(const v1::CopyReply& reply) {

@@ -12,6 +12,7 @@
 #include "coordinator/run/run_rules.h"
 #include "coordinator/store/keys.h"
 #include "model/coding.h"
+#include "model/shard_copies.h"
 #include "proto/enum_text.h"
 #include "tests/simulation/describe.h"
 #include "tests/simulation/stored_records.h"
@@ -304,6 +305,16 @@ bool Invariants::MayFail(const v1::RunRecord& record) const {
 // ---- Commits
 
 void Invariants::OnSeed(const Store& store, const v1::Apply& apply) {
+  // With copies, no shard begins with states of zero before two disks are lost.
+  const v1::RunRecord run = RunIn(store, RunKey(apply.run()));
+  const bool copied = HasCopies(run.spec().averaging(), run.shards_size());
+  const auto lost =
+      absl::c_count_if(run.shards(), [this](const std::string& name) { return HasLostDisk(name); });
+  if (copied && lost < 2 && !IsRestored(run.run())) {
+    world_.Violate("shard ", apply.shard(), " of ", run.run(),
+                   " is restored from a seed at version ", apply.round(),
+                   ", although it has a copy");
+  }
   const auto states = outer_states_[apply.run()].find(apply.round());
   if (states == outer_states_[apply.run()].end()) return;
   const Interval span = SpanOfShard(specs_[apply.run()], apply.shard(), shards_[apply.run()]);

@@ -6,6 +6,7 @@
 #include "absl/algorithm/container.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/store/keys.h"
+#include "model/shard_copies.h"
 #include "tests/simulation/describe.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/stored_records.h"
@@ -182,10 +183,12 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
   for (const v1::ShardDigest& shard : commit.digests()) {
     const auto was = digests.find(shard.shard());
     // A shard that has lost the version before, or the states of the outer optimizer, and needs
-    // them applies the round again.
+    // them, or is restored from a copy of the version before, applies the round again.
     const bool changed =
         was != digests.end() && (!shard.applied() || was->second != shard.digest());
-    if (changed && !NeedsVersions(specs_[commit.run()])) {
+    const v1::RunSpec& spec = specs_[commit.run()];
+    const bool again = NeedsVersions(spec) || HasCopies(spec.averaging(), shards_[commit.run()]);
+    if (changed && !again) {
       world_.Violate(Describe(commit), " has changed the digest of shard ", shard.shard());
     }
   }

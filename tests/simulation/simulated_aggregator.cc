@@ -12,6 +12,7 @@
 #include "base/protocol.h"
 #include "base/status.h"
 #include "server/block_file.h"
+#include "server/copies/copy_execution.h"
 #include "tests/simulation/describe.h"
 
 namespace cadre::simulation {
@@ -67,10 +68,11 @@ absl::Status SimulatedAggregator::Disk::RemoveFile(const std::string& path) {
 }
 
 SimulatedAggregator::SimulatedAggregator(World& world, Network& network, Invariants& invariants,
-                                         std::string name)
+                                         const Peers& peers, std::string name)
     : world_(world),
       network_(network),
       invariants_(invariants),
+      peers_(peers),
       name_(std::move(name)),
       life_(&world.hosts[name_].process),
       wake_(&world.hosts[name_].process) {}
@@ -242,14 +244,6 @@ void SimulatedAggregator::DamageFile() {
   invariants_.OnDiskLost(name_);
 }
 
-bool SimulatedAggregator::Holds(const ContributionKey& key) {
-  const std::string path = absl::StrCat(kFolder, "/", DataFolder::ContributionName(key));
-  // The damage may precede the acknowledgement.
-  if (damaged_.contains(path)) return true;
-  const auto file = BlockFile::Open(disk_, path, Access::kRead);
-  return file.ok() && (*file)->Verify().ok();
-}
-
 std::optional<uint32_t> SimulatedAggregator::VersionOf(const std::string& run) const {
   if (!up()) return std::nullopt;
   for (const v1::ShardState& state : host_->States()) {
@@ -261,7 +255,13 @@ std::optional<uint32_t> SimulatedAggregator::VersionOf(const std::string& run) c
 // A shard without a version is being restored, for which groups stage their values again.
 void SimulatedAggregator::CheckContributions() {
   disk_.removed = false;
-  const auto holds = [this](const ContributionKey& key) { return Holds(key); };
+  const auto holds = [this](const ContributionKey& key) {
+    const std::string path = absl::StrCat(kFolder, "/", DataFolder::ContributionName(key));
+    // The damage may precede the acknowledgement.
+    if (damaged_.contains(path)) return true;
+    const auto file = BlockFile::Open(disk_, path, Access::kRead);
+    return file.ok() && (*file)->Verify().ok();
+  };
   invariants_.OnContributionsRemoved(name_, holds, [this](const ContributionKey& key) {
     const v1::RunReport report = host_->ReportRun(key.run);
     const std::optional<uint32_t> version = VersionOf(key.run);
@@ -308,7 +308,8 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
 // ---- Orders
 
 bool SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
-  if (!IsOrder(message)) return true;
+  // The real process copies on a thread of its own.
+  if (!IsOrder(message) && !message.has_copy_shard()) return true;
   CheckUse(world_, invariants_, name_, wrong_, message);
   const bool added = orders_->Add(message);
   Wake();
@@ -371,7 +372,13 @@ void SimulatedAggregator::Execute(const v1::CoordinatorMessage& order, absl::Dur
     disk_.StopAfter(world_.dice.Between(0, kMaxChanges));
   }
   disk_.renamed.clear();
-  const OrderResult result = ExecuteOrder(*host_, Plant(order));
+  const OrderResult result =
+      order.has_copy_shard()
+          ? ExecuteCopy(*host_, order.copy_shard(),
+                        [this](const auto& copy, const auto& request, const auto& on_reply) {
+                          return Fetch(copy, request, on_reply);
+                        })
+          : ExecuteOrder(*host_, Plant(order));
   disk_.SetFreeBytes(std::numeric_limits<uint64_t>::max());
   disk_.FailNextSync(false);
   if (disk_.stopped()) {
@@ -384,6 +391,7 @@ void SimulatedAggregator::Execute(const v1::CoordinatorMessage& order, absl::Dur
     const v1::Applied& applied = result.answer->applied();
     const bool done = result.answer->has_applied() && result.repeat.ok() && applied.error().empty();
     if (done && disk_.renamed.empty()) world_.Count("applies_repeated");
+    if (order.has_copy_shard()) world_.Count(done ? "shards_copied_back" : "shards_copied");
     for (const std::string& path : disk_.renamed) {
       if (done) CheckVersion(path);
     }
@@ -407,6 +415,34 @@ void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const Orde
   }
   NoteFailure(order, !result.repeat.ok());
   Wake();
+}
+
+absl::Status SimulatedAggregator::Fetch(
+    const v1::CopyShard& order, const v1::CopyRequest& request,
+    const std::function<absl::Status(const v1::CopyReply&)>& on_reply) {
+  const auto source = std::find_if(peers_.begin(), peers_.end(), [&](const auto& peer) {
+    return peer->up() && peer->name() == order.aggregator() && peer->address() == order.address();
+  });
+  const bool reached = source != peers_.end() && network_.Reaches(name_, (*source)->name()) &&
+                       world_.hosts[(*source)->name()].hung_disk <= world_.timeline.now();
+  if (!reached) return absl::UnavailableError("the other aggregator is not reached");
+  CADRE_ASSIGN_OR_RETURN(const auto file, (*source)->host_->OpenFile(request));
+  v1::CopyReply head;
+  head.set_meta(file->head().meta);
+  head.set_block_bytes(file->head().block_bytes);
+  head.set_data_bytes(file->head().data_bytes);
+  CADRE_RETURN_IF_ERROR(on_reply(head));
+  for (uint64_t block = request.first_block(); block < file->head().blocks(); ++block) {
+    if (world_.dice.Chance(world_.faults.break_call)) return absl::UnavailableError("broken");
+    v1::CopyReply reply;
+    std::string& data = *reply.mutable_chunk()->mutable_data();
+    data.resize(file->head().BytesOf(block));
+    CADRE_RETURN_IF_ERROR(file->ReadBlock(block, data));
+    reply.mutable_chunk()->set_index(static_cast<uint32_t>(block));
+    reply.mutable_chunk()->set_crc32c(Crc32c(data));
+    CADRE_RETURN_IF_ERROR(on_reply(reply));
+  }
+  return absl::OkStatus();
 }
 
 void SimulatedAggregator::NoteFailure(const v1::CoordinatorMessage& order, bool repeat) {

@@ -8,6 +8,7 @@
 // Thread-compatible.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -34,7 +35,11 @@ namespace cadre::simulation {
 
 class SimulatedAggregator {
  public:
-  SimulatedAggregator(World& world, Network& network, Invariants& invariants, std::string name);
+  using Peers = std::vector<std::unique_ptr<SimulatedAggregator>>;
+
+  // `peers`: all aggregators. Borrowed.
+  SimulatedAggregator(World& world, Network& network, Invariants& invariants, const Peers& peers,
+                      std::string name);
 
   // Starts a process, at a new address if `move`.
   void Start(bool move);
@@ -113,6 +118,9 @@ class SimulatedAggregator {
   void ExecuteNext();
   void Execute(const v1::CoordinatorMessage& order, absl::Duration rest);
   void Finish(const v1::CoordinatorMessage& order, const OrderResult& result);
+  // One attempt to fetch a file from another aggregator.
+  absl::Status Fetch(const v1::CopyShard& order, const v1::CopyRequest& request,
+                     const std::function<absl::Status(const v1::CopyReply&)>& on_reply);
   // The order was carried out; `repeat`: it has failed.
   void NoteFailure(const v1::CoordinatorMessage& order, bool repeat);
   v1::CoordinatorMessage Plant(v1::CoordinatorMessage order);
@@ -122,11 +130,11 @@ class SimulatedAggregator {
   // Reports to the checker what has changed on the disk.
   void CheckVersion(const std::string& path);
   void CheckContributions();
-  bool Holds(const ContributionKey& key);
 
   World& world_;
   Network& network_;
   Invariants& invariants_;
+  const Peers& peers_;
   const std::string name_;
   Disk disk_;
   std::set<std::string> damaged_;

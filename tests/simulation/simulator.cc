@@ -120,8 +120,8 @@ void Simulator::MakeMembers() {
   world_.faults.delay = dice.Between(absl::Milliseconds(2), absl::Milliseconds(300));
   const uint64_t aggregators = dice.Between(1, 3);
   for (uint64_t i = 0; i < aggregators; ++i) {
-    aggregators_.push_back(
-        std::make_unique<SimulatedAggregator>(world_, network_, invariants_, absl::StrCat("a", i)));
+    aggregators_.push_back(std::make_unique<SimulatedAggregator>(
+        world_, network_, invariants_, aggregators_, absl::StrCat("a", i)));
   }
   const uint64_t workers = dice.Between(2, 9);
   max_ranks_ = std::min<uint64_t>(workers, 3);
@@ -227,6 +227,8 @@ v1::Averaging Simulator::MakeAveraging(const v1::Cluster& cluster) {
   if (dice.Chance(0.2)) averaging.mutable_screen()->mutable_exclude()->set_ratio(1.3F);
   if (dice.Chance(0.4)) averaging.set_max_solo_steps(between(1, 10));
   if (world_.has_outer_runs) MakeOuter(averaging);
+  const bool can_copy = aggregators_.size() > 1 && cluster.aggregators() != 1;
+  if (can_copy && dice.Chance(0.5)) averaging.set_copies(between(1, 2));
   return averaging;
 }
 

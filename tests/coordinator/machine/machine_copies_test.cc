@@ -129,15 +129,23 @@ TEST_F(CopiesTest, LostShardIsRestoredFromItsCopy) {
   EXPECT_THAT(CopiesOf(), ElementsAre(2, 2)) << "the copy on the lost disk is made again";
 }
 
-// What it has made of the round can be made again, from the version before.
+// What it has made of the round can be made again, from the version before, also by the mean alone.
 TEST_F(CopiesTest, ShardIsLostBeforeTheCopyOfTheClosingRound) {
-  Begin(Spec());
-  cluster_.behaviour.slow_copies = {"agg-0", "agg-1"};
-  TrainBoth(run_);
-  cluster_.behaviour.slow_copies.clear();
-  cluster_.Wipe(agg(0));
-  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
-  EXPECT_EQ(RunStateOf(run_), v1::RUN_STATE_RUNNING);
+  v1::RunSpec plain = Spec();
+  plain.mutable_averaging()->clear_outer();
+  uint32_t version = 0;
+  for (const v1::RunSpec& spec : {Spec(), plain}) {
+    run_ = version == 0 ? SubmitTo(2, 4, spec) : cluster_.Submit(spec);
+    TrainBoth(run_);
+    cluster_.behaviour.slow_copies = {"agg-0", "agg-1"};
+    TrainBoth(run_);
+    ASSERT_EQ(VersionOf(run_), version = 1u);
+    cluster_.behaviour.slow_copies.clear();
+    cluster_.Wipe(agg(0));
+    EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+    EXPECT_EQ(RunStateOf(run_), v1::RUN_STATE_RUNNING);
+    cluster_.StopRun(run_);
+  }
 }
 
 TEST_F(CopiesTest, ShardIsLostAfterTheCopyOfTheClosingRound) {
