@@ -8,8 +8,8 @@
 //   - every version is the result of its commit record on the previous version, at all holders;
 //   that
 //     of a rollback has the values and states of the version that it restores
-//   - acknowledged contributions, runs, commits and versions are not lost; a shard with a copy is not
-//   restored from values of a group, which have no states, before two disks are lost
+//   - acknowledged contributions, runs, commits and versions are not lost; a shard with a copy is
+//   not restored from values of a group, which have no states, before two disks are lost
 //   - a worker belongs to at most one group, and a rank to one worker
 //   - ended runs remain ended; they are DONE unless several hosts, or the only one, could not train
 //     them; they are parked only if a disk was lost, or the loss has diverged twice

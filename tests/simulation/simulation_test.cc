@@ -113,6 +113,8 @@ constexpr MinCount kMinCounts[] = {
     {"shard_refused_out_of_order", 20},
     {"shard_refused_stale_generation", 3},
     {"shard_versions_checked", 2000},
+    {"shards_copied", 5000},
+    {"shards_copied_back", 20},
     {"shards_restored", 100},
     {"shards_restored_wrongly", 3},
     {"traces_aborted", 30},
