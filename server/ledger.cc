@@ -549,11 +549,6 @@ std::vector<ContributionKey> Ledger::Publish(const std::string& name, uint32_t v
   return run->DropUntil(run->current->version);
 }
 
-std::optional<StoredVersion> Ledger::Unpublished(const std::string& name) const {
-  const LedgerRun* const run = Find(name);
-  return run == nullptr || run->published ? std::nullopt : run->current;
-}
-
 bool Ledger::AwaitsVersion(const std::string& name, uint32_t version) const {
   const LedgerRun* const run = Find(name);
   return run != nullptr && !run->closed && !run->applying && !run->current &&

@@ -139,7 +139,10 @@ class Ledger {
   // The run's versions up to this one are not made again. Returns the contributions to delete.
   std::vector<ContributionKey> Publish(const std::string& run, uint32_t version);
   // The newest version, if an order may still make it again.
-  std::optional<StoredVersion> Unpublished(const std::string& run) const;
+  std::optional<StoredVersion> Unpublished(const std::string& run) const {
+    const LedgerRun* const found = Find(run);
+    return found == nullptr || found->published ? std::nullopt : found->current;
+  }
   // Whether the shard is hollow at the version before: it may continue from a copy of this one.
   bool AwaitsVersion(const std::string& run, uint32_t version) const;
   // The shard has a copy of the version that it awaits. Returns the contributions to delete.

@@ -131,8 +131,9 @@ class ShardHost {
 
   // Whether the caller is a rank of the generation that the message names, which its proof shows.
   // The functions below rely on it.
-  absl::Status Authenticate(const v1::ContributionHeader& header) const ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status Authenticate(const v1::PullRequest& request) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // `Message`: v1::ContributionHeader or v1::PullRequest.
+  template <typename Message>
+  absl::Status Authenticate(const Message& message) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<Staging> Stage(const v1::ContributionHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
   // Stores one chunk. Returns whether it was the last; then Finish must follow.
   absl::StatusOr<bool> Put(Staging& staging, const ChunkView& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -150,8 +151,6 @@ class ShardHost {
   absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;
   absl::Status CheckProtocol(uint32_t protocol) const;
-  template <typename Message>
-  absl::Status CheckProof(const Message& message) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Counts and logs a disk error, and returns it, or Unavailable if the data folder was removed.
   absl::Status CountError(absl::Status status) const;
   // As CountError, for an error of reading a version of the run.

@@ -74,6 +74,10 @@ bool IsLoss(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status);
 }
 
+bool IsTransient(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+}
+
 bool HasStates(const v1::Apply& order) { return order.has_outer() || order.has_down(); }
 
 absl::string_view AsText(std::span<const float> values) {

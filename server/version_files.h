@@ -26,6 +26,8 @@ namespace cadre {
 
 // Whether the error means that durable data was lost: it is damaged or missing.
 bool IsLoss(const absl::Status& status);
+// Whether it may pass: a full disk, or what another process can continue.
+bool IsTransient(const absl::Status& status);
 
 // Whether the version that the order makes has states.
 bool HasStates(const v1::Apply& order);

@@ -119,6 +119,18 @@ void FillTimes(const RunView& run, absl::Time now, v1::RunStatus& status) {
   }
 }
 
+// Requires: `status` has the reason of the record.
+void FillScreened(const v1::GroupRecord& record, v1::GroupStatus& status) {
+  status.set_screened(record.screened());
+  if (!record.has_newest_screened()) return;
+  const v1::ScreenedChange& newest = record.newest_screened();
+  *status.mutable_newest_screened() = newest;
+  if (record.left_out() == 0) return;
+  status.set_reason(AfterReason(
+      status.reason(), absl::StrCat("round ", newest.round(),
+                                    " has left out its contribution: ", WhyScreened(newest))));
+}
+
 // AT_BOUNDARY lasts from Contributed to Decision, also while a commit is being applied.
 v1::GroupState StateOf(const Slot& slot, const Round& round) {
   if (slot.waiting()) return v1::GROUP_STATE_WAITING;
@@ -217,15 +229,7 @@ v1::GroupStatus RunWithStatus::StatusOf(const Slot& slot, bool details) const {
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());
   status.set_reason(record.reason());
-  status.set_screened(record.screened());
-  if (record.has_newest_screened()) *status.mutable_newest_screened() = record.newest_screened();
-  if (record.left_out() > 0) {
-    const v1::ScreenedChange& newest = record.newest_screened();
-    status.set_reason(AfterReason(status.reason(), absl::StrCat("round ", newest.round(),
-                                                                " has left out its "
-                                                                "contribution: ",
-                                                                WhyScreened(newest))));
-  }
+  FillScreened(record, status);
   if (LeavesOut(slot.group())) {
     status.set_reason("left out of the run since a rollback, until the run is scaled");
   }
