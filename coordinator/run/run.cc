@@ -320,17 +320,15 @@ void Run::FinishCommit() {
   if (due || record().state() == v1::RUN_STATE_FINISHING) evaluation_.Begin(adopting);
   stored_.Save();
   for (uint32_t group : adopting) rounds_.SendDecision(slots_[group], slots_[group].unanswered);
-  AddEarly();
-  if (evaluation_.complete()) FinishEvaluation();
-}
-
-void Run::AddEarly() {
-  const Slots::Groups started = slots_.started();
-  for (const uint32_t group : started) {
+  // Contributions that arrived before the version from which they were computed was committed.
+  const Slots::Groups contributors = slots_.started();
+  for (const uint32_t group : contributors) {
     const auto early = std::exchange(slots_[group].early, std::nullopt);
+    if (!early.has_value()) continue;
     const Member* const lead = cluster_.members().Find(slots_[group].record().members(0));
-    if (early.has_value() && lead != nullptr) OnContributed(*lead, *early);
+    if (lead != nullptr) OnContributed(*lead, *early);
   }
+  if (evaluation_.complete()) FinishEvaluation();
 }
 
 absl::Status Run::Resume() {

@@ -141,9 +141,6 @@ class Run final : public RunWithStatus {
   void OnApplied(const Member& member, const v1::Applied& applied);
   // Finishes the closing commit unless copies are awaited. Requires: all shards have applied it.
   void FinishCommit();
-  // Adds the contributions that arrived before the version was committed from which they were
-  // computed.
-  void AddEarly();
   // Ends the evaluation, and the run if the stop rule is met.
   void FinishEvaluation();
   // Ends the run if there is a reason why it fails.

@@ -156,12 +156,8 @@ absl::Duration Slot::SinceStart(absl::Time now) const {
   return now - absl::FromUnixMillis(record_.started_ms()) + kClockAllowance;
 }
 
-absl::Duration Slot::SinceContribution(absl::Time now) const {
-  return std::min(SinceStart(now), now - contributed_ + kClockAllowance);
-}
-
 absl::Status Slot::NoteStepTime(double seconds, uint64_t steps, absl::Time now) {
-  const absl::Duration limit = SinceContribution(now);
+  const absl::Duration limit = std::min(SinceStart(now), now - contributed_ + kClockAllowance);
   contributed_ = now;
   if (steps == 0 || seconds == 0) return absl::OkStatus();
   if (!std::isfinite(seconds) || seconds < 0 || absl::Seconds(seconds) > limit) {

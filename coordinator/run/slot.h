@@ -61,8 +61,6 @@ class Slot {
 
   // For how long it has been started, with an allowance for the clocks. Requires: started().
   absl::Duration SinceStart(absl::Time now) const;
-  // The same since its last contribution, if it has contributed.
-  absl::Duration SinceContribution(absl::Time now) const;
 
   // Identifies a rank of the current generation.
   v1::RankSlot Place(uint32_t rank) const;
