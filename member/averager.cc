@@ -273,7 +273,9 @@ absl::Status Averager::Merge() {
 absl::Status Averager::Restore(const v1::Start& start) {
   const uint32_t version = start.version();
   const v1::IncludedContribution& included = start.included();
-  if (version > 0 && KeepsStates()) CADRE_RETURN_IF_ERROR(RestoreStates(version));
+  if (version > 0 && KeepsStates()) {
+    CADRE_RETURN_IF_ERROR(RestoreStates(version, included.round()));
+  }
   if (!KeepsCarried()) return absl::OkStatus();
   uint32_t late = 0;
   options_.residuals->Settle(version, [&](StateVault::Snapshot& each) {
@@ -328,22 +330,24 @@ void Averager::ReportDropped(uint32_t late) {
   counters_.Add("changes_dropped");
 }
 
-// Requires: the weights of the first version are stored.
-absl::Status Averager::RestoreStates(uint32_t version) {
+// Requires: the weights of the first version are stored. A group that has contributed since the
+// newest rollback had states.
+absl::Status Averager::RestoreStates(uint32_t version, uint32_t included_round) {
   CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/true));
   StateVault::States states = model_.States();
   CADRE_ASSIGN_OR_RETURN(const int64_t found, options_.states->Restore(version, &states, group()));
   LOG_IF(INFO, group().index() == 0)
       << "optimizer states of version " << version << ": the ranks hold those of " << found
       << " of " << model_.index().size() << " elements; the others begin with zero";
-  if (found == 0) return absl::OkStatus();
-  if (found < model_.index().size() && group().index() == 0) {
+  const bool had_states = found > 0 || included_round > assignment_.branch();
+  if (had_states && found < model_.index().size() && group().index() == 0) {
     progress_.AddWarning(
         assignment_.place().run(),
         absl::StrCat("group ", assignment_.place().group(), ": the optimizer states of ",
                      model_.index().size() - found, " of ", model_.index().size(),
-                     " elements were lost with several ranks and begin with zero"));
+                     " elements were lost with its ranks and begin with zero"));
   }
+  if (found == 0) return absl::OkStatus();
   model_.RestoreStates(states);
   return model_.Store(/*states=*/true);
 }

@@ -109,7 +109,8 @@ class Averager {
   absl::Status GatherPart();
   absl::Status StorePart();
   absl::Status OfferInitial();
-  absl::Status RestoreStates(uint32_t version);
+  // `included_round`: as in RestoreCarried.
+  absl::Status RestoreStates(uint32_t version, uint32_t included_round);
   // `included_round`: of the newest contribution that the version includes; 0: it includes none.
   absl::Status RestoreCarried(uint32_t version, uint32_t included_round);
   // A vault holds what is carried or, until the decision on a contribution is known, its change and

@@ -56,6 +56,7 @@ class FakeRun {
     std::vector<std::unique_ptr<Control>> controls;
     for (int rank = 0; rank < ranks; ++rank) {
       controls.push_back(std::make_unique<Control>(*this, ranks, newest_.version() + versions));
+      if (group != 0) controls.back()->start.clear_included();
     }
     OnRanks(ranks, [&](int rank) {
       v1::Assignment mine = assignment;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <string>
@@ -94,6 +95,30 @@ v1::Assignment AssignmentIn(uint32_t generation, const std::string& lineage = "r
   assignment.mutable_place()->set_generation(generation);
   return assignment;
 }
+
+// Fails its group instead of the call after the first `calls`.
+class FailingTransport final : public Transport {
+ public:
+  FailingTransport(Transport& link, int calls) : link_(link), left_(calls) {}
+
+  int rank() const override { return link_.rank(); }
+  int size() const override { return link_.size(); }
+  LinkKind link(int peer) const override { return link_.link(peer); }
+  absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
+                   const Combine& combine) override {
+    if (left_-- == 0) Abort(absl::CancelledError("the generation has ended"));
+    return link_.Run(channel, tag, transfers, combine);
+  }
+  void Abort(absl::Status reason) override { link_.Abort(std::move(reason)); }
+  absl::Status status() const override { return link_.status(); }
+
+  // Whether all calls were made.
+  bool completed() const { return left_ >= 0; }
+
+ private:
+  Transport& link_;
+  int left_;
+};
 
 // One vault per worker; worker i is rank i of a generation, unless a test states otherwise.
 class StateVaultTest : public ::testing::Test {
@@ -205,6 +230,35 @@ TEST_F(StateVaultTest, OlderVersionsHaveWhatTheNewestLacks) {
     const std::vector<UpdateCount> expected = {{{0, 20}, 60}, {{20, kSize}, 40}};
     EXPECT_EQ(restored.states.updates, expected);
   });
+}
+
+// A generation that ends at any point of the restoration loses nothing.
+TEST_F(StateVaultTest, RestorationThatIsCutOffLosesNothing) {
+  for (const Partition& to : {Partition{2, 7}, Partition{3, 0}}) {
+    for (int failing = 0; failing < to.ranks; ++failing) {
+      bool completed = false;
+      int calls = 0;
+      for (; !completed && calls < 1000; ++calls) {
+        vaults_ = std::vector<StateVault>(8);
+        ContributeAndReplicate(1, {2, 0}, 4, 3);
+        const Transports links = MakeTransports(Wire::kThreads, to.ranks);
+        std::atomic<int> restored = 0;
+        OnRanks(to.ranks, [&](int rank) {
+          FailingTransport link(*links[rank], rank == failing ? calls : 1'000'000);
+          Communicator group = WholeGroup(link);
+          vaults_[rank].Enter(AssignmentIn(2));
+          RankStates mine(to, rank);
+          if (vaults_[rank].Restore(4, &mine.states, group).ok()) ++restored;
+          if (rank == failing) completed = link.completed();
+        });
+        EXPECT_TRUE(!completed || restored == to.ranks);
+        SCOPED_TRACE(absl::StrCat("rank ", failing, " fails after ", calls, " calls"));
+        ExpectRestored(3, to, 4, 3);
+      }
+      EXPECT_TRUE(completed);
+      EXPECT_GT(calls, 5);
+    }
+  }
 }
 
 // Which of two tensors is kept depends on the decision on a contribution.

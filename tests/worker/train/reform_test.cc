@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/backend.h"
 #include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
@@ -69,6 +70,12 @@ class TrainedRun {
   uint64_t digest() const { return run_.digest(); }
   std::vector<float> Values() const { return run_.Values(); }
 
+  std::string Warnings() const {
+    std::vector<std::string> texts;
+    for (const v1::RunWarning& warning : progress_.warnings()) texts.push_back(warning.text());
+    return absl::StrJoin(texts, "\n");
+  }
+
   std::vector<StateVault> vaults{4};
   std::vector<StateVault> residuals{4};
 
@@ -88,6 +95,7 @@ class TrainedRun {
     TrainerOptions options;
     options.links = &links;
     options.states = &vaults[worker];
+    options.progress = &progress_;
     options.residuals = &residuals[worker];
     options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
       return std::move(link);
@@ -95,6 +103,8 @@ class TrainedRun {
     return TrainAsMember(assignment, *kernels, control, cancellation, counters, options);
   }
 
+  // Shared by all ranks.
+  TrainerProgress progress_;
   FakeRun run_;
 };
 
@@ -117,6 +127,25 @@ TEST(Reform, OptimizerStatesSurvive) {
       EXPECT_NE(forgotten.digest(), whole.digest()) << optimizer;
     }
   }
+}
+
+// No rank of the new generation has any of them.
+TEST(Reform, LossOfAllStatesIsAWarning) {
+  TrainedRun run(Spec("sgd { momentum: 0.5 }"));
+  run.Train({0, 1}, 2);
+  EXPECT_EQ(run.Warnings(), "");
+  run.Train({2, 3}, 1);
+  EXPECT_EQ(run.Warnings(),
+            "group 0: the optimizer states of 130 of 130 elements were lost with its ranks and "
+            "begin with zero");
+}
+
+// A group that has contributed nothing has no states that could be lost.
+TEST(Reform, NewGroupHasLostNoStates) {
+  TrainedRun run(Spec("sgd { momentum: 0.5 }"));
+  run.Train({0, 1}, 2);
+  run.Train({2, 3}, 1, /*group=*/1);
+  EXPECT_EQ(run.Warnings(), "");
 }
 
 // Worker 2, which knows nothing, takes the place of one that is lost.
