@@ -112,9 +112,11 @@ std::string ContradictionIn(uint32_t version, const ByShard& shards) {
   const std::string* of_first = nullptr;
   for (const auto& [shard, entry] : shards) {
     const v1::Apply& newest = entry->second.newest();
-    if (newest.round() != version || newest.seed() || newest.participants().empty()) continue;
+    const bool known = !newest.participants().empty() || newest.has_restores();
+    if (newest.round() != version || newest.seed() || !known) continue;
     v1::Apply order;
     *order.mutable_participants() = newest.participants();
+    if (newest.has_restores()) order.set_restores(newest.restores());
     std::string participants = order.SerializeAsString();
     if (of_first == nullptr) {
       first = std::move(participants);

@@ -254,8 +254,14 @@ void Aggregators::SendApply(uint32_t shard) const {
 
 void Aggregators::SendApplies() {
   for (int shard = 0; shard < shards_.size(); ++shard) {
-    // The others receive it when they are open.
     if (shards_.Accepts(shard)) SendApply(shard);
+  }
+  // A shard that is made from contributions to this round must know of a further attempt. The
+  // others receive the order when they are open.
+  for (auto& [shard, restore] : shards_.lost()) {
+    if (restore.ready() && restore.attempt()->round() > record_.version()) {
+      SendRestoringApply(shard, restore);
+    }
   }
 }
 

@@ -129,6 +129,12 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
       applied.round() != restore->attempt()->round()) {
     return false;
   }
+  const bool of_closing = run_.committing() && applied.round() > record_.version();
+  if (of_closing &&
+      AttemptOf(applied, *run_.commits().closing()) != run_.commits().closing()->attempt()) {
+    SendRestoringApply(shard, *restore);
+    return false;
+  }
   if (!applied.missing().empty()) {
     for (const uint32_t group : applied.missing()) {
       if (!restore->attempt().has_value()) break;

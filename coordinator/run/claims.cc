@@ -28,7 +28,7 @@ Bounds BoundsOf(const v1::RunRecord& run) {
   return bounds;
 }
 
-// Of programs, whose labels the coordinator does not know: no sum of them overflows.
+// The numbers of programs, whose labels the coordinator does not know: no sum of them overflows.
 constexpr uint64_t kMaxLabelsPerSample = 1 << 20;
 
 uint64_t MaxLabelsPerSample(const v1::Model& model) {

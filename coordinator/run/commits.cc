@@ -222,6 +222,10 @@ std::optional<uint64_t> Commits::ShardDigest(uint32_t shard) const {
   return newest_.has_value() ? cadre::DigestOf(*newest_, shard) : std::nullopt;
 }
 
+uint32_t AttemptOf(const v1::Applied& applied, const v1::CommitRecord& closing) {
+  return std::max(applied.attempt(), std::min(closing.attempt(), 1U));
+}
+
 std::optional<uint64_t> DigestOf(const v1::CommitRecord& commit, uint32_t shard) {
   for (const v1::ShardDigest& digest : commit.digests()) {
     if (digest.shard() == shard) return digest.digest();

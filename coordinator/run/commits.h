@@ -85,6 +85,10 @@ class Commits {
   std::map<uint32_t, v1::CommitRecord> older_;
 };
 
+// The attempt for the closing commit that the shard has applied. Aggregators of older builds do not
+// name it: they make the first one.
+uint32_t AttemptOf(const v1::Applied& applied, const v1::CommitRecord& closing);
+
 // Digest of the shard in the version.
 std::optional<uint64_t> DigestOf(const v1::CommitRecord& commit, uint32_t shard);
 // Whether the version remains when the commit has been applied.

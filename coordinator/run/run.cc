@@ -269,9 +269,12 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
                      " to shard ", applied.shard(), ": ", applied.error()));
     return;
   }
-  // An answer to an earlier attempt.
-  if (applied.attempt() != commits().closing()->attempt() || !rounds_.OnApplied(applied)) return;
-  if (rounds_.Screen()) return aggregators_.SendApplies();
+  // A shard that was restored may have made the version by an earlier attempt.
+  const v1::CommitRecord& closing = *commits().closing();
+  const uint32_t attempt = AttemptOf(applied, closing);
+  if (attempt < closing.attempt()) return aggregators_.SendApplies();
+  if (attempt != closing.attempt() || !rounds_.OnApplied(applied)) return;
+  if (rounds_.screening().Screen()) return aggregators_.SendApplies();
   FinishCommit();
 }
 
@@ -282,11 +285,13 @@ void Run::FinishCommit() {
   if (commits().newest()->attempt() > 0) aggregators_.SendPublish();
   aggregators_.copies().Report();
   attribution_.OnCommit();
-  if (const std::string empty = rounds_.WhyEmpty(); !empty.empty()) {
+  if (const std::string empty = rounds_.screening().WhyEmpty(); !empty.empty()) {
     stored_.record().set_branch(record().version());
     return parking_.ParkDiverged(empty);
   }
-  for (const uint32_t group : rounds_.Distrusted()) groups_.EndDistrusted(slots_[group]);
+  for (const auto& [group, reason] : rounds_.screening().TakeDistrusted()) {
+    groups_.EndDistrusted(slots_[group], reason);
+  }
   if (const v1::CommitRecord& commit = *commits().newest(); commit.has_restores()) {
     cluster_.ReportRun(v1::EVENT_KIND_ROLLBACK, id(),
                        absl::StrCat("version ", commit.round(), " is a copy of version ",

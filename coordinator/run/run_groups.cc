@@ -23,7 +23,6 @@
 #include "coordinator/cluster/device_match.h"
 #include "coordinator/run/evaluation.h"
 #include "coordinator/run/run_rules.h"
-#include "coordinator/run/screen.h"
 #include "coordinator/store/keys.h"
 
 namespace cadre {
@@ -95,6 +94,8 @@ void RunGroups::Moved(const Slot& slot) {
 
 bool RunGroups::Needs(const Slot& slot) const {
   if (!slot.waiting() || run_.LeavesOut(slot.group())) return false;
+  // A new generation would end when the rollback is carried out.
+  if (record_.has_rollback()) return false;
   if (record_.state() != v1::RUN_STATE_FINISHING || !run_.averages()) return true;
   // At the end of the run a group is formed only to write the last checkpoint, or to evaluate a
   // part of the test split that no other group will evaluate.
@@ -178,7 +179,9 @@ void RunGroups::SendAssignment(const Slot& slot, uint32_t rank) {
   v1::Assignment& assignment = *message.mutable_assignment();
   *assignment.mutable_place() = slot.Place(rank);
   assignment.set_lineage(record_.lineage());
-  assignment.set_branch(std::max(record_.branch(), slot.record().branch()));
+  const auto screening = record_.screening().find(slot.group());
+  const uint32_t branch = screening == record_.screening().end() ? 0 : screening->second.branch();
+  assignment.set_branch(std::max(record_.branch(), branch));
   *assignment.mutable_spec() = run_.spec();
   *assignment.mutable_plan() = slot.record().plan();
   for (const std::string& id : slot.record().members()) {
@@ -397,17 +400,13 @@ void RunGroups::Fence(Slot& slot, absl::string_view reason, v1::FailureCause cau
   aggregators_.AddFence(slot);
 }
 
-void RunGroups::EndDistrusted(Slot& slot) {
-  const std::string reason = absl::StrCat("rounds have left out its contributions: ",
-                                          WhyScreened(slot.record().newest_screened()));
+void RunGroups::EndDistrusted(Slot& slot, const std::string& reason) {
   for (const std::string& id : slot.record().members()) {
     const Member* const member = cluster_.members().Find(id);
     if (member == nullptr) continue;
     cluster_.standings().Fail(Cluster::WorkerOf(*member), v1::FAILURE_CAUSE_SCREENED, reason,
                               cluster_.now());
   }
-  // What its ranks have kept, such as optimizer states, may be what is wrong.
-  slot.LeaveBranch(record_.version());
   Fence(slot, reason, v1::FAILURE_CAUSE_SCREENED);
 }
 

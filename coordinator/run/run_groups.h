@@ -86,7 +86,7 @@ class RunGroups {
   // Ends the generation: releases its ranks and discards its contribution and its evaluation part.
   void Fence(Slot& slot, absl::string_view reason, v1::FailureCause cause);
   // Ends a generation whose contributions successive rounds have left out.
-  void EndDistrusted(Slot& slot);
+  void EndDistrusted(Slot& slot, const std::string& reason);
   void FenceAll(absl::string_view reason);
   // Releases all members and clears all slots.
   void Disband(absl::string_view reason);

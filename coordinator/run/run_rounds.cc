@@ -15,7 +15,9 @@
 // local steps since r - 1 are lost, so a slow group costs its own work but never blocks the others.
 //
 // Invariants:
-//   - The participants of a round are durable before the first Apply is sent, and never change.
+//   - The participants of an attempt (round_screening.cc) are durable before its first Apply is
+//   sent,
+//     and never change.
 //   - A version is committed at most once, with one digest; versions increase by one.
 //   - A group contributes to a round at most once per generation. Fencing a generation removes its
 //     contribution from the open round, but not from a closing one: its staged data is durable.
@@ -42,13 +44,12 @@
 #include "base/digest.h"
 #include "base/status.h"
 #include "coordinator/run/claims.h"
+#include "coordinator/run/commit_rules.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/run/run_view.h"
 #include "coordinator/store/keys.h"
-#include "model/coding.h"
 #include "model/data_position.h"
 #include "model/opaque.h"
-#include "model/outer_optimizer.h"
 #include "model/screen.h"
 #include "model/training_metrics.h"
 #include "model/validate.h"
@@ -69,27 +70,6 @@ template <typename From, typename To>
 void CopyLoss(const From& from, To& to) {
   to.clear_loss();
   if (from.has_loss()) to.set_loss(from.loss());
-}
-
-// How the aggregators make the version of the round that is closed.
-void SetRules(const v1::RunRecord& run, v1::CommitRecord& commit) {
-  if (const auto outer = OuterOptimizerOf(run.spec().averaging())) {
-    *commit.mutable_outer()->mutable_optimizer() = *outer;
-  } else {
-    commit.clear_outer();
-  }
-  if (const auto up = CodingOf(run.spec().averaging().up())) *commit.mutable_up() = *up;
-  if (const auto down = CodingOf(run.spec().averaging().down())) *commit.mutable_down() = *down;
-  commit.set_fragment(FragmentAfter(run, run.version()));
-  commit.set_trim(TrimOf(run.spec().averaging(), commit.participants_size()));
-}
-
-// The division of the samples from the next version on, whose step is `step`.
-v1::SampleDivision NextDivision(const v1::RunRecord& run, uint32_t step) {
-  const v1::SampleDivision division = DivisionOf(run);
-  const uint32_t groups = run.scaling_to();
-  if (groups == 0 || groups == division.groups()) return division;
-  return DivideFrom(division, step, groups, BatchOf(run.spec()));
 }
 
 // The means are those of the newest round, of so many samples, the tokens those of the run.
@@ -117,7 +97,8 @@ RunRounds::RunRounds(const RunView& run, StoredRun& stored, Slots& slots, RunEva
       round_({.quorum = record_.spec().averaging().quorum(),
               .min_groups = record_.spec().averaging().min_groups(),
               .min_grace = MinGrace(record_.spec())}),
-      versions_(run, stored, cluster, options) {
+      versions_(run, stored, cluster, options),
+      screening_(run, stored, slots, commits_, cluster) {
   round_.Open(record_.version() + 1);
 }
 
@@ -137,16 +118,7 @@ absl::Status RunRounds::Load(const std::map<std::string, std::string>& records) 
     CADRE_RETURN_IF_ERROR(ParseRecord(it->first, it->second, commit));
     commits_.Load(commit, version);
   }
-  // Those that the store still has.
-  for (uint32_t round = version - std::min(version, PastChanges::kRemembered); round <= version;
-       ++round) {
-    const auto it = records.find(CommitKey(run_.id(), round));
-    if (it == records.end()) continue;
-    v1::CommitRecord commit;
-    CADRE_RETURN_IF_ERROR(ParseRecord(it->first, it->second, commit));
-    past_changes_.Add(commit);
-  }
-  return absl::OkStatus();
+  return screening_.Load(records);
 }
 
 void RunRounds::Adopt(const v1::CommitRecord& commit) {
@@ -203,7 +175,7 @@ void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   if (run_.Includes(slot, round)) {  // a retransmission: the decision was lost
     SendDecision(slot, round);
   } else if (round <= version || record_.state() == v1::RUN_STATE_FINISHING) {
-    const v1::Refusal refusal = WhyNotIncluded(slot, round);
+    const v1::Refusal refusal = screening_.WhyNotIncluded(slot, round);
     const bool is_late = refusal == v1::REFUSAL_CLOSED_ROUND && round == version;
     if (is_late && !run_.TakesFirstValues(round)) round_.NoteLate(cluster_.now());
     Refuse(slot, contributed, refusal);
@@ -222,7 +194,7 @@ void RunRounds::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   } else if (commits_.InClosing(slot.group(), slot.record().generation())) {
     slot.unanswered = round;  // the decision comes with the commit
   } else {
-    const v1::Refusal refusal = WhyNotIncluded(slot, round);
+    const v1::Refusal refusal = screening_.WhyNotIncluded(slot, round);
     const bool is_late = refusal == v1::REFUSAL_CLOSED_ROUND && slot.refused_round != round;
     if (is_late && !run_.TakesFirstValues(round)) round_.NoteLate(cluster_.now());
     Refuse(slot, contributed, refusal);
@@ -315,18 +287,11 @@ void RunRounds::Close(const Round::Away& away) {
     commit.set_run_samples(record_.samples());
   } else {
     commit.set_attempt(ScreenOf(run_.spec().averaging()).has_value() ? 1 : 0);
-    FillFromClaims(commit);
+    FillFromClaims(record_, commit);
   }
   versions_.SetKeep(away, commit);
   commits_.Begin(std::move(commit), run_.shards().size());
   cluster_.out().Put(CommitKey(run_.id(), commits_.closing()->round()), *commits_.closing());
-}
-
-void RunRounds::FillFromClaims(v1::CommitRecord& commit) const {
-  SumUp(commit);
-  SetRules(record_, commit);
-  *commit.mutable_division() = NextDivision(record_, commit.step());
-  commit.set_run_samples(record_.samples() + commit.samples());
 }
 
 void RunRounds::RollBack() {
@@ -348,13 +313,7 @@ void RunRounds::Revoke(uint32_t shard) {
 
 void RunRounds::Commit() {
   const v1::CommitRecord& commit = commits_.Finish();
-  past_changes_.Add(commit);
-  for (const v1::Participant& participant : commit.participants()) {
-    if (participant.group() < slots_.size()) {
-      Slot& slot = slots_[participant.group()];
-      if (slot.ClearLeftOut()) stored_.Save(slot);
-    }
-  }
+  screening_.OnCommit(commit);
   RecordVersion(commit);
   WarnOfIdenticalBatches(commit);
   fastest_step_seconds_ = 0;

@@ -20,10 +20,10 @@
 #include "coordinator/run/history.h"
 #include "coordinator/run/identical_batches.h"
 #include "coordinator/run/round.h"
+#include "coordinator/run/round_screening.h"
 #include "coordinator/run/run_evaluation.h"
 #include "coordinator/run/run_traffic.h"
 #include "coordinator/run/run_versions.h"
-#include "coordinator/run/screen.h"
 #include "coordinator/run/slots.h"
 #include "coordinator/run/stored_run.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -45,6 +45,7 @@ class RunRounds {
   const RunTraffic& traffic() const { return traffic_; }
   const RunVersions& versions() const { return versions_; }
   RunVersions& versions() { return versions_; }
+  RoundScreening& screening() { return screening_; }
   // The step at which the group contributes next, by its speed among the groups.
   uint32_t BoundaryOf(const Slot& slot) const;
   // Start.agree_steps.
@@ -95,14 +96,6 @@ class RunRounds {
   // A shard has applied the closing commit. Returns whether all have. Requires:
   // commits().closing().
   bool OnApplied(const v1::Applied& applied);
-  // The screen decides about the closing commit. Returns whether it is to be applied again.
-  // Requires: all shards have applied it.
-  bool Screen();
-  // If the screen has left nothing of the round of the newest version, why; otherwise empty. The
-  // version is then a copy of the one before.
-  std::string WhyEmpty() const;
-  // Groups whose contributions successive rounds have left out so that their generations end.
-  std::vector<uint32_t> Distrusted() const;
   // What the shard has made of the closing commit is lost. Requires: commits().closing().
   void Revoke(uint32_t shard);
   // The closing commit becomes the newest. Requires: all shards have applied it.
@@ -121,13 +114,6 @@ class RunRounds {
   // Stores a contribution of a group that leaves.
   void Keep(const v1::Contributed& contributed, uint32_t ranks);
   void Refuse(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal);
-  v1::Refusal WhyNotIncluded(const Slot& slot, uint32_t round) const;
-  // Fills in what follows from the participants of a round and their claims.
-  void FillFromClaims(v1::CommitRecord& commit) const;
-  // The commit becomes a copy of the newest version.
-  void FillCopy(v1::CommitRecord& commit) const;
-  // Records and reports that a contribution to the closing commit is screened.
-  void NoteScreened(const v1::ScreenedChange& change);
   void RecordVersion(const v1::CommitRecord& finished);
   // Once for a run.
   void WarnOfIdenticalBatches(const v1::CommitRecord& commit);
@@ -142,8 +128,8 @@ class RunRounds {
   const CoordinatorOptions& options_;
   Round round_;
   Commits commits_;
-  PastChanges past_changes_;
   RunVersions versions_;
+  RoundScreening screening_;
   IdenticalBatches identical_batches_;
   RunTraffic traffic_;
   // Step time of the fastest group at the newest commit; 0: unknown.

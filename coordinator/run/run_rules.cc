@@ -80,7 +80,8 @@ bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() >
 
 bool NeedsVersions(const v1::RunSpec& spec) {
   const v1::Averaging& averaging = spec.averaging();
-  return OuterOptimizerOf(averaging).has_value() || ExchangesUnits(averaging);
+  return OuterOptimizerOf(averaging).has_value() || ExchangesUnits(averaging) ||
+         averaging.screen().has_clip();
 }
 
 uint32_t MinAggregators(const v1::RunSpec& spec) {

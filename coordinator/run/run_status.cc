@@ -120,15 +120,16 @@ void FillTimes(const RunView& run, absl::Time now, v1::RunStatus& status) {
 }
 
 // Requires: `status` has the reason of the record.
-void FillScreened(const v1::GroupRecord& record, v1::GroupStatus& status) {
+void FillScreening(const v1::RunRecord& run, v1::GroupStatus& status) {
+  const auto found = run.screening().find(status.group());
+  if (found == run.screening().end()) return;
+  const v1::GroupScreening& record = found->second;
   status.set_screened(record.screened());
-  if (!record.has_newest_screened()) return;
-  const v1::ScreenedChange& newest = record.newest_screened();
-  *status.mutable_newest_screened() = newest;
+  *status.mutable_newest_screened() = record.newest();
   if (record.left_out() == 0) return;
-  status.set_reason(AfterReason(
-      status.reason(), absl::StrCat("round ", newest.round(),
-                                    " has left out its contribution: ", WhyScreened(newest))));
+  status.set_reason(AfterReason(status.reason(), absl::StrCat("round ", record.newest().round(),
+                                                              " has left out its contribution: ",
+                                                              WhyScreened(record.newest()))));
 }
 
 // AT_BOUNDARY lasts from Contributed to Decision, also while a commit is being applied.
@@ -229,7 +230,7 @@ v1::GroupStatus RunWithStatus::StatusOf(const Slot& slot, bool details) const {
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());
   status.set_reason(record.reason());
-  FillScreened(record, status);
+  FillScreening(this->record(), status);
   if (LeavesOut(slot.group())) {
     status.set_reason("left out of the run since a rollback, until the run is scaled");
   }

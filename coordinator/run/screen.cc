@@ -3,16 +3,19 @@
 // that is a thousand times too long. So each attempt is measured again, without what was left out
 // before:
 //
-//   1. what is not finite, or more than max_ratio times as long as the others' median and as the
-//      group's own: also with one or two groups
-//   2. lengths, for ScreenClip and ScreenExclude
+//   1. what is not finite, or more than max_ratio times as long as the median and as the group's
+//   own
+//      earlier changes (for equal numbers of samples): also with one or two groups, if there are
+//      such
+//   2. lengths, for ScreenClip and ScreenExclude, compared with the median
 //   3. repeated changes
 //   4. directions, one group for each attempt, because a group that disagrees also makes the others
 //      disagree with the mean of the rest
 //
 // Rules 2 to 4 require three participants, since of two that differ either may be wrong, and never
-// leave out half of those who have contributed. A run in which most groups are wrong cannot be told
-// from one in which a few are; then `cadre rollback` remains.
+// leave out half of those who have contributed; nor does rule 1 without earlier changes of the
+// group. A run in which most groups are wrong cannot be told from one in which a few are; then
+// `cadre rollback` remains.
 //
 // The cosine of a group's change x_g with the mean of the others follows from the sums: with
 // m = sum of w_g x_g, the others have m - w_g x_g. It is made of a sample of the positions
@@ -84,13 +87,18 @@ class Screening {
     change.set_scale(static_cast<float>(scale));
   }
 
-  // Of the lengths that are known, without that of one participant.
-  std::optional<double> MedianOfOthers(int without) const {
+  // The lower median of the lengths that are known.
+  std::optional<double> MedianLength() const {
     std::vector<double> lengths;
-    for (int i = 0; i < size(); ++i) {
-      if (i != without && std::isfinite(lengths_[i])) lengths.push_back(lengths_[i]);
+    for (const double length : lengths_) {
+      if (std::isfinite(length)) lengths.push_back(length);
     }
     return LowerMedian(std::move(lengths));
+  }
+  // How many times as many samples the participant has as `others`, at least 1.
+  double SamplesOver(int i, double others) const {
+    const auto own = static_cast<double>(commit_.participants(i).samples());
+    return others > 0 ? std::max(1.0, own / others) : 1;
   }
 
   void CheckFinite(int i) {
@@ -98,24 +106,30 @@ class Screening {
     Add(i, v1::SCREEN_CAUSE_NOT_FINITE, lengths_[i], std::numeric_limits<float>::max());
   }
 
+  // Without earlier changes of its own, a participant may be left out only if most others agree.
   void CheckMaxRatio(int i) {
     if (!std::isfinite(lengths_[i])) return;
     std::vector<double> own;
+    std::vector<double> samples;
     for (const PastChanges::Change& past : past_.Of(commit_.participants(i).group())) {
       own.push_back(std::sqrt(past.squared));
+      samples.push_back(static_cast<double>(past.samples));
     }
-    const double usual = std::max(MedianOfOthers(i).value_or(0), LowerMedian(own).value_or(0));
-    const double bound = screen_.max_ratio() * usual;
-    if (usual > 0 && lengths_[i] > bound) Add(i, v1::SCREEN_CAUSE_TOO_LONG, lengths_[i], bound);
+    const double usual =
+        LowerMedian(own).value_or(0) * SamplesOver(i, LowerMedian(samples).value_or(0));
+    // If there are two, the length of the other one.
+    double reference = size() > 2 ? MedianLength().value_or(0) : 0;
+    if (size() == 2 && std::isfinite(lengths_[1 - i])) reference = lengths_[1 - i];
+    const double bound = screen_.max_ratio() * std::max(usual, reference);
+    if (bound == 0 || lengths_[i] <= bound || (usual == 0 && !MayLeaveOut())) return;
+    Add(i, v1::SCREEN_CAUSE_TOO_LONG, lengths_[i], bound);
   }
 
   void Clip() {
+    const double bound = screen_.clip().ratio() * MedianLength().value_or(0);
     for (int i = 0; i < size(); ++i) {
-      const std::optional<double> median = MedianOfOthers(i);
       const bool clipped = commit_.participants(i).scale() > 0;
-      if (clipped || !median || *median == 0 || !std::isfinite(lengths_[i])) continue;
-      const double bound = screen_.clip().ratio() * *median;
-      if (lengths_[i] <= bound) continue;
+      if (clipped || bound == 0 || !std::isfinite(lengths_[i]) || lengths_[i] <= bound) continue;
       Add(i, v1::SCREEN_CAUSE_TOO_LONG, lengths_[i], bound, bound / lengths_[i]);
     }
   }
@@ -134,14 +148,21 @@ class Screening {
     if (found_.empty()) CheckDirections();
   }
 
+  // A group that catches up contributes after fewer steps, so its change may be shorter.
   void CheckLength(int i) {
-    const std::optional<double> median = MedianOfOthers(i);
-    if (!median || *median == 0 || !std::isfinite(lengths_[i]) || !MayLeaveOut()) return;
+    const double median = MedianLength().value_or(0);
+    if (median == 0 || !std::isfinite(lengths_[i]) || !MayLeaveOut()) return;
+    std::vector<double> samples;
+    for (const v1::Participant& each : commit_.participants()) {
+      samples.push_back(static_cast<double>(each.samples()));
+    }
+    const auto own = static_cast<double>(commit_.participants(i).samples());
+    const double share = std::min(1.0, own / *LowerMedian(std::move(samples)));
     const double ratio = screen_.exclude().ratio();
-    if (lengths_[i] > ratio * *median) {
-      Add(i, v1::SCREEN_CAUSE_TOO_LONG, lengths_[i], ratio * *median);
-    } else if (lengths_[i] < *median / ratio) {
-      Add(i, v1::SCREEN_CAUSE_TOO_SHORT, lengths_[i], *median / ratio);
+    if (lengths_[i] > ratio * median) {
+      Add(i, v1::SCREEN_CAUSE_TOO_LONG, lengths_[i], ratio * median);
+    } else if (lengths_[i] < share * median / ratio) {
+      Add(i, v1::SCREEN_CAUSE_TOO_SHORT, lengths_[i], share * median / ratio);
     }
   }
 
@@ -204,12 +225,14 @@ class Screening {
 }  // namespace
 
 void PastChanges::Add(const v1::CommitRecord& commit) {
+  // After a rollback, groups may repeat the steps of the branch that the run has left.
+  if (commit.has_restores()) changes_.clear();
   for (int i = 0; i < commit.changes().squared_size() && i < commit.participants_size(); ++i) {
     if (!std::isfinite(commit.changes().squared(i))) continue;
     std::vector<Change>& changes = changes_[commit.participants(i).group()];
     if (changes.size() == kRemembered) changes.erase(changes.begin());
-    changes.push_back(
-        {commit.round(), commit.changes().squared(i), commit.changes().sampled_squared(i)});
+    changes.push_back({commit.round(), commit.participants(i).samples(),
+                       commit.changes().squared(i), commit.changes().sampled_squared(i)});
   }
 }
 

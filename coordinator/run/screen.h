@@ -26,6 +26,7 @@ class PastChanges {
  public:
   struct Change {
     uint32_t round = 0;
+    uint64_t samples = 0;
     // As in v1::ChangeSums.
     double squared = 0;
     double sampled_squared = 0;

@@ -67,8 +67,11 @@ bool ShardRestore::Choose(const View& view) {
   for (const Attempt& option : options) {
     if (among(failed_, option)) continue;
     attempt_ = option;
+    // A shard discards the values that it has before it takes those of a copy.
+    const bool discards = has_values_ && option.source == Source::kCopy;
+    if (discards) has_values_ = false;
     // The shard is opened again, and may have been opened before an earlier answer is received.
-    if (!ready()) hollow_.reset();
+    if (!ready() || discards) hollow_.reset();
     return true;
   }
   return false;

@@ -188,23 +188,6 @@ bool Slot::SetCatchesUp(bool catches_up) {
   return true;
 }
 
-void Slot::NoteScreened(const v1::ScreenedChange& change) {
-  record_.set_screened(record_.screened() + 1);
-  if (change.scale() == 0) record_.set_left_out(record_.left_out() + 1);
-  *record_.mutable_newest_screened() = change;
-}
-
-bool Slot::ClearLeftOut() {
-  if (record_.left_out() == 0) return false;
-  record_.set_left_out(0);
-  return true;
-}
-
-void Slot::LeaveBranch(uint32_t version) {
-  record_.set_branch(version);
-  record_.set_left_out(0);
-}
-
 bool Slot::CountRound(uint32_t round) {
   if (round <= record_.counted_round()) return false;
   record_.set_counted_round(round);

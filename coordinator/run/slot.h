@@ -92,12 +92,6 @@ class Slot {
   // Whether the bytes of this round, or version, are not counted yet: true once for each.
   bool CountRound(uint32_t round);
   bool CountVersion(uint32_t version);
-  // A contribution of the generation is screened.
-  void NoteScreened(const v1::ScreenedChange& change);
-  // A version includes the group. Returns whether the record has changed.
-  bool ClearLeftOut();
-  // What the next generation finds of earlier ones, up to this version, is not used.
-  void LeaveBranch(uint32_t version);
   // A generation has failed. After several failures without a commit the slot forms no generation
   // for a while.
   void AddFailure(v1::FailureCause cause, const std::string& reason, absl::Time now);

@@ -18,6 +18,13 @@ uint64_t Mix(uint64_t digest, const v1::Apply& apply) {
   return digest;
 }
 
+// An order with a higher attempt makes the newest version again.
+void MaybeRetract(const v1::Apply& apply, FakeAggregator::Shard& shard) {
+  const bool again = apply.round() == shard.version && shard.published < apply.round() &&
+                     apply.attempt() > shard.newest.attempt();
+  if (again) shard.digests.erase(shard.version--);
+}
+
 }  // namespace
 
 v1::Traced TracedBy(const v1::TraceSteps& trace) {
@@ -396,10 +403,7 @@ void FakeMembers::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
   applied.set_shard(shard.shard);
   applied.set_round(apply.round());
   applied.set_attempt(apply.attempt());
-  if (apply.round() == shard.version && shard.published < apply.round() &&
-      apply.attempt() > shard.newest.attempt()) {
-    shard.digests.erase(shard.version--);
-  }
+  MaybeRetract(apply, shard);
   if (apply.round() == shard.version + 1) {
     for (const v1::Participant& participant : apply.participants()) {
       bool whole = true;

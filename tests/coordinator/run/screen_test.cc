@@ -107,14 +107,26 @@ TEST_F(ScreenTest, WhatIsNotFiniteIsLeftOutAlsoOfOneGroup) {
   }
 }
 
-TEST_F(ScreenTest, LengthIsComparedWithTheOthers) {
-  SetRound(1, {{1, 0}, {999, 0}});
+TEST_F(ScreenTest, LengthIsComparedWithTheMedian) {
+  SetRound(1, {{1, 0}, {999, 0}, {1, 0}});
   EXPECT_THAT(Screened(), IsEmpty());
-  SetRound(1, {{1, 0}, {1001, 0}});
+  SetRound(1, {{1, 0}, {1001, 0}, {1, 0}});
   EXPECT_THAT(Screened(), ElementsAre("1 TOO_LONG"));
   EXPECT_THAT(Screened("max_ratio: 2000"), IsEmpty());
-  SetRound(1, {{1e30, 0}, {1, 0}, {1e29, 0}});
-  EXPECT_THAT(Screened(), ElementsAre("0 TOO_LONG", "2 TOO_LONG"));
+}
+
+TEST_F(ScreenTest, ShortChangeOfOneGroupLeavesNobodyOut) {
+  SetRound(1, {{1001, 0}, {1, 0}});
+  EXPECT_THAT(Screened(), IsEmpty()) << "of two, either may be wrong";
+  SetRound(1, {{5000, 0}, {5000, 0}, {1, 0}});
+  EXPECT_THAT(Screened(), IsEmpty());
+  SetRound(1, {{6, 0}, {1, 0}, {6, 1}});
+  EXPECT_THAT(Screened("exclude {}"), ElementsAre("1 TOO_SHORT"));
+  // A group that catches up has trained a tenth of the steps.
+  commit_.mutable_participants(1)->set_samples(6);
+  EXPECT_THAT(Screened("exclude { agreement: -1 }"), IsEmpty());
+  SetRound(1, {{10, 0}, {1, 0}, {10, 1}});
+  EXPECT_THAT(Screened("clip {}"), IsEmpty());
 }
 
 TEST_F(ScreenTest, LengthIsComparedWithTheGroupsOwn) {
@@ -123,13 +135,28 @@ TEST_F(ScreenTest, LengthIsComparedWithTheGroupsOwn) {
   Publish();
   SetRound(2, {{1001, 0}});
   EXPECT_THAT(Screened(), ElementsAre("0 TOO_LONG"));
-  // A group that was always so different is what the run consists of.
-  SetRound(2, {{0, 1001}, {0, 1}});
+  commit_.mutable_participants(0)->set_samples(128);
+  EXPECT_THAT(Screened(), IsEmpty()) << "twice as many steps";
+  SetRound(2, {{1e30, 0}, {1e29, 0}});
+  EXPECT_THAT(Screened(), IsEmpty()) << "both groups agree";
   past_ = {};
-  SetRound(1, {{5, 0}, {0, 1}});
+  SetRound(1, {{1, 0}, {2, 0}, {3, 0}});
   Publish();
-  SetRound(2, {{1001, 0}, {0, 1}});
+  SetRound(2, {{1e30, 0}, {1, 0}, {1e29, 0}});
+  EXPECT_THAT(Screened(), IsEmpty()) << "most groups agree that changes are long now";
+  SetRound(2, {{1e36, 0}, {1e36, 0}});
   EXPECT_THAT(Screened(), IsEmpty());
+}
+
+TEST_F(ScreenTest, RollbackForgetsChanges) {
+  SetRound(1, {{2, 1}, {2, -1}, {2, 0}});
+  Publish();
+  commit_.Clear();
+  commit_.set_round(2);
+  commit_.set_restores(0);
+  past_.Add(commit_);
+  SetRound(3, {{2, 1}, {2, -1}, {2, 0}});
+  EXPECT_THAT(Screened("exclude {}"), IsEmpty()) << "the steps are repeated";
 }
 
 TEST_F(ScreenTest, NothingIsComparedWithChangesOfZero) {

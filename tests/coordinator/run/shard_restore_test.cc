@@ -150,9 +150,16 @@ TEST(ShardRestoreTest, CopyComesFirst) {
   // It needs no copy of a version that it has.
   ShardRestore with_values("has lost contributions", kVersion, /*has_values=*/true);
   EXPECT_EQ(Chosen(with_values, view), copy(kVersion + 1));
-  view.copy = kVersion;
-  view.complete = true;
-  EXPECT_EQ(Chosen(with_values, view).source, Source::kContributions);
+  EXPECT_FALSE(with_values.ready()) << "it discards its values before it takes those of the copy";
+  with_values.SetHollow(kVersion);
+  EXPECT_TRUE(with_values.ready());
+  // The copy remains the source when the version is committed meanwhile.
+  view.closing = false;
+  view.version = kVersion + 1;
+  EXPECT_FALSE(with_values.Choose(view));
+  view = {.version = kVersion, .closing = true, .complete = true, .outer = true, .copy = kVersion};
+  ShardRestore other("has lost contributions", kVersion, /*has_values=*/true);
+  EXPECT_EQ(Chosen(other, view).source, Source::kContributions);
 }
 
 TEST(ShardRestoreTest, VersionZeroHasNoSeeds) {
