@@ -11,7 +11,7 @@
 namespace cadre {
 namespace {
 
-// Of each kSampleStride positions, the first kSampledChunk are sampled: whole cache lines, spread
+// The first kSampledChunk of each kSampleStride positions are sampled: whole cache lines, spread
 // over the shard.
 constexpr size_t kSampledChunk = 64;
 constexpr size_t kSampleStride = 16 * kSampledChunk;

@@ -559,6 +559,7 @@ std::vector<ContributionKey> Ledger::AddCopied(const std::string& name,
                                                const StoredVersion& version) {
   LedgerRun& run = *Find(name);
   run.current = version;
+  run.published = version.order.attempt() == 0;
   run.hollow.reset();
   return run.contributions.DropIf([&](const ContributionKey& key, const Contribution&) {
     return key.round <= version.version;

@@ -26,7 +26,7 @@
 //      the shard (a fragment, or all of it) without gap or overlap; all other contributions to the
 //      round are dropped and never applied. Repeated for a version that exists, it must name the
 //      participants of which the version was made.
-//   5. A complete contribution of a fenced generation is kept until its round is applied: the
+//   5. A complete contribution of a fenced generation is kept until its round is published: the
 //      coordinator may have committed it before the generation ended.
 //   6. A version exists only once it is durable. The newest, the one before, and those that the
 //      order of the newest names (Apply.keep) are kept.

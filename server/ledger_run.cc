@@ -34,6 +34,13 @@ Refused BeingRestored(const std::string& run) {
   return {v1::REFUSAL_UNSPECIFIED, absl::StrCat("the shard of ", run, " is being restored")};
 }
 
+bool RequiresBefore(const v1::Apply& order) {
+  const bool clips = std::any_of(order.participants().begin(), order.participants().end(),
+                                 [](const v1::Participant& each) { return each.scale() > 0; });
+  return order.has_restores() || order.has_outer() || order.has_down() || clips ||
+         ((order.has_up() || order.fragment() > 0) && !order.seed());
+}
+
 std::optional<uint32_t> LedgerRun::newest() const { return current ? current->version : hollow; }
 
 const StoredVersion* LedgerRun::Find(uint32_t version) const {
@@ -162,9 +169,7 @@ std::optional<Refused> LedgerRun::CheckOrder(const v1::Apply& apply) const {
     return Malformed(absl::StrCat("round ", apply.round(), " is ordered with fragment ",
                                   apply.fragment(), "; the run has ", terms.fragments));
   }
-  const bool needs_values = apply.has_outer() || apply.has_down() || apply.fragment() > 0 ||
-                            (apply.has_up() && !apply.seed());
-  if (hollow && needs_values) {
+  if (hollow && RequiresBefore(apply)) {
     return Malformed(absl::StrCat("round ", apply.round(), " requires the values of version ",
                                   version, ", which this shard does not have"));
   }

@@ -19,6 +19,10 @@ namespace cadre {
 
 Refused BeingRestored(const std::string& run);
 
+// Whether the version that the order makes depends on the version before, or on one that it
+// restores.
+bool RequiresBefore(const v1::Apply& order);
+
 struct LedgerRun {
   RunTerms terms;
   Interval span;

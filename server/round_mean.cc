@@ -68,13 +68,6 @@ bool AreFinite(std::span<const float> values) {
 
 }  // namespace
 
-bool RequiresBefore(const v1::Apply& order) {
-  const bool clips = std::any_of(order.participants().begin(), order.participants().end(),
-                                 [](const v1::Participant& each) { return each.scale() > 0; });
-  return order.has_restores() || order.has_outer() || order.has_down() || clips ||
-         ((order.has_up() || order.fragment() > 0) && !order.seed());
-}
-
 RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<BlockScan> before,
                      RoundUpdate* update)
     : plan_(plan),
@@ -208,6 +201,10 @@ absl::Status RoundMean::Average(Interval part, int64_t offset, Stretch& stretch)
   for (const GroupSource& group : plan_.groups) {
     CADRE_RETURN_IF_ERROR(Read(group, part, stretch));
     Clip(group, part, before, stretch.group_);
+    if (plan_.order.trim() > 0 && !AreFinite(stretch.group_)) {
+      NoteNotFinite(static_cast<int>(&group - plan_.groups.data()), before, stretch.group_,
+                    stretch);
+    }
     AddToMean(group, values, stretch);
     if (measured) is_finite &= std::isfinite(Measure(group, part, before, stretch));
   }
@@ -217,7 +214,7 @@ absl::Status RoundMean::Average(Interval part, int64_t offset, Stretch& stretch)
   if (measured && plan_.groups.size() > 1) stretch.discrepancy_ += stretch.sums_.End();
   if (measured && screened()) stretch.block_changes_.End(stretch.changes_);
   if (!screened() || is_finite) return absl::OkStatus();
-  return NoteNotFinite(part, before, values, stretch);
+  return FindNotFinite(part, before, values, stretch);
 }
 
 void RoundMean::AddToMean(const GroupSource& group, std::span<float> mean, Stretch& stretch) const {
@@ -257,18 +254,25 @@ void RoundMean::Clip(const GroupSource& group, Interval part, std::span<const fl
   clip(trained, part.size());
 }
 
-absl::Status RoundMean::NoteNotFinite(Interval part, std::span<const float> before,
+absl::Status RoundMean::FindNotFinite(Interval part, std::span<const float> before,
                                       std::span<float> mean, Stretch& stretch) const {
   if (AreFinite(mean)) return absl::OkStatus();
   for (size_t i = 0; i < plan_.groups.size(); ++i) {
     CADRE_RETURN_IF_ERROR(Read(plan_.groups[i], part, stretch));
     if (AreFinite(stretch.group_)) continue;
-    stretch.changes_.set_squared(static_cast<int>(i), std::numeric_limits<double>::infinity());
-    for (size_t k = 0; k < mean.size(); ++k) {
-      if (!std::isfinite(mean[k])) mean[k] = before.empty() || coded() ? 0 : before[k];
-    }
+    NoteNotFinite(static_cast<int>(i), before, mean, stretch);
   }
   return absl::OkStatus();
+}
+
+void RoundMean::NoteNotFinite(int group, std::span<const float> before, std::span<float> values,
+                              Stretch& stretch) const {
+  if (screened()) {
+    stretch.changes_.set_squared(group, std::numeric_limits<double>::infinity());
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i])) values[i] = before.empty() || coded() ? 0 : before[i];
+  }
 }
 
 absl::Status RoundMean::Update(Interval positions, Stretch& stretch) const {

@@ -30,10 +30,6 @@
 
 namespace cadre {
 
-// Whether the version that the order makes depends on the version before, or on one that it
-// restores.
-bool RequiresBefore(const v1::Apply& order);
-
 // What a round does beyond averaging. Its states are, for each stretch of positions, the values of
 // state 0, of state 1 and so on: those of the outer optimizer, then, with `down`, the residual:
 // what the frames so far have left out of the exact model, which is version + residual.
@@ -136,9 +132,12 @@ class RoundMean {
   void Clip(const GroupSource& group, Interval part, std::span<const float> before,
             std::span<float> values) const;
   // Notes the groups that have values that are not finite, if the mean has any: the order will be
-  // repeated without them, so their positions keep the values before.
-  absl::Status NoteNotFinite(Interval part, std::span<const float> before, std::span<float> mean,
+  // repeated without them.
+  absl::Status FindNotFinite(Interval part, std::span<const float> before, std::span<float> mean,
                              Stretch& stretch) const;
+  // The group has values that are not finite; of `values`, these become those before.
+  void NoteNotFinite(int group, std::span<const float> before, std::span<float> values,
+                     Stretch& stretch) const;
   // Reads the values of one group, or decodes its frames.
   absl::Status Read(const GroupSource& group, Interval positions, Stretch& stretch) const;
   absl::Status ReadFrame(const Source& source, Interval positions, std::span<float> out,

@@ -16,6 +16,7 @@
 #include "base/rpc/identity.h"
 #include "server/chunk_view.h"
 #include "server/client/refusal.h"
+#include "server/copies/copy_execution.h"
 
 namespace cadre {
 namespace {
@@ -276,7 +277,7 @@ class CopyCall final : public RoundsCall<grpc::ServerWriteReactor<grpc::ByteBuff
  private:
   void WriteHead() {
     absl::StatusOr<std::unique_ptr<BlockFile>> file = host_.OpenFile(request_);
-    if (!file.ok()) return End(file.status());
+    if (!file.ok()) return End(OnRequestedFileError(host_, request_, file.status()));
     file_ = *std::move(file);
     next_ = request_.first_block();
     v1::CopyReply reply;
@@ -292,7 +293,9 @@ class CopyCall final : public RoundsCall<grpc::ServerWriteReactor<grpc::ByteBuff
     v1::Chunk& chunk = *reply.mutable_chunk();
     std::string& data = *chunk.mutable_data();
     data.resize(file_->head().BytesOf(next_));
-    if (const absl::Status read = file_->ReadBlock(next_, data); !read.ok()) return End(read);
+    if (const absl::Status read = file_->ReadBlock(next_, data); !read.ok()) {
+      return End(OnRequestedFileError(host_, request_, read));
+    }
     chunk.set_index(next_++);
     chunk.set_crc32c(Crc32c(data));
     counters_.Add("copied_bytes", data.size());

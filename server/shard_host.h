@@ -145,6 +145,11 @@ class ShardHost {
   // The file that another aggregator requests, as in ShardStore::OpenFile.
   absl::StatusOr<std::unique_ptr<BlockFile>> OpenFile(const v1::CopyRequest& request) const;
 
+  // Counts and logs an error of reading a version of the run, and returns it. If it is damaged, the
+  // process should end (CheckFiles), and the error is Unavailable.
+  absl::Status OnReadError(const std::string& run, const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
  private:
   ShardHost(std::unique_ptr<ShardStore> store, const Options& options);
 
@@ -153,9 +158,6 @@ class ShardHost {
   absl::Status CheckProtocol(uint32_t protocol) const;
   // Counts and logs a disk error, and returns it, or Unavailable if the data folder was removed.
   absl::Status CountError(absl::Status status) const;
-  // As CountError, for an error of reading a version of the run.
-  absl::Status OnReadError(const std::string& run, const absl::Status& status)
-      ABSL_LOCKS_EXCLUDED(mutex_);
   // Empty without a version.
   v1::ShardState StateOf(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(const std::vector<ContributionKey>& keys);

@@ -6,7 +6,9 @@
 //   2. write the blocks and sum up their digest;
 //   3. rewrite the header with digest and discrepancy, fsync the file;
 //   4. rename to version-<v>, fsync the folder;
-//   5. only then is the version reported, and its contributions and version v - 2 are removed.
+//   5. only then is the version reported, and version v - 2 is removed; the contributions are when
+//   it
+//      is published.
 // A crash before 4 leaves a .new file, which Load removes; the contributions are still there and
 // the coordinator repeats Apply. A crash after 4 leaves contributions that Load recognises as
 // obsolete, because their round is not newer than the newest version. No journal is needed.

@@ -180,6 +180,7 @@ v1::MemberMessage FakeMember::OnApply(const v1::Apply& apply) {
   applied.set_run(apply.run());
   applied.set_shard(apply.shard());
   applied.set_round(apply.round());
+  applied.set_attempt(apply.attempt());
   applied.set_digest(DigestOf(apply.shard(), apply.round()));
   applied.set_variance_between_groups(1);
   applied.set_displacement(1);

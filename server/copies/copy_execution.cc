@@ -2,6 +2,7 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -112,6 +113,15 @@ OrderResult ExecuteCopy(ShardHost& host, const v1::CopyShard& order,
   LOG(ERROR) << "cannot copy shard " << order.shard() << " of run " << order.run() << " from "
              << order.aggregator() << ": " << copied.status();
   return {.repeat = absl::IsInvalidArgument(copied.status()) ? absl::OkStatus() : copied.status()};
+}
+
+absl::Status OnRequestedFileError(ShardHost& host, const v1::CopyRequest& request,
+                                  const absl::Status& error) {
+  const std::vector<v1::ShardState> states = host.States();
+  const bool own = std::any_of(states.begin(), states.end(), [&](const v1::ShardState& state) {
+    return state.run() == request.run() && state.shard() == request.shard();
+  });
+  return own && absl::IsDataLoss(error) ? host.OnReadError(request.run(), error) : error;
 }
 
 }  // namespace cadre

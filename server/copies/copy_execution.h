@@ -18,4 +18,10 @@ namespace cadre {
 OrderResult ExecuteCopy(ShardHost& host, const v1::CopyShard& order,
                         const CopyTransport& transport);
 
+// A file that another aggregator requests cannot be read. A damaged version of the host's own shard
+// is treated like one that its own rounds find damaged: the shard is restored before its copy is
+// older than the run.
+absl::Status OnRequestedFileError(ShardHost& host, const v1::CopyRequest& request,
+                                  const absl::Status& error);
+
 }  // namespace cadre

@@ -101,5 +101,19 @@ TEST(MeanTest, EqualModelsKeepTheirBits) {
   EXPECT_TRUE(SameBits(sum, x));
 }
 
+TEST(TrimmedMeanTest, LeavesOutTheLargestAndTheSmallest) {
+  const std::vector<float> weights = {0.1F, 0.2F, 0.3F, 0.2F, 0.2F};
+  // By group, three positions each.
+  const std::vector<float> values = {9, 1, 5, 1, 1, 5, 2, 4, 5, 3, 4, 5, -90, 7, 5};
+  std::vector<float> mean(3);
+  TrimmedMean(weights, 1, values, mean);
+  EXPECT_FLOAT_EQ(mean[0], (0.2F * 1 + 0.3F * 2 + 0.2F * 3) / 0.7F);
+  // Among the equal values, that of group 0 is left out, and the largest.
+  EXPECT_FLOAT_EQ(mean[1], (0.2F * 1 + 0.3F * 4 + 0.2F * 4) / 0.7F);
+  EXPECT_FLOAT_EQ(mean[2], 5);
+  TrimmedMean(weights, 2, values, mean);
+  EXPECT_FLOAT_EQ(mean[0], 2);
+}
+
 }  // namespace
 }  // namespace cadre::testing

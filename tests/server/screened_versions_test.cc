@@ -112,6 +112,17 @@ TEST_F(LedgerTest, HollowShardMakesAVersionAgain) {
   EXPECT_EQ(Plan(Attempt(MakeApply(run_, 5, {{.group = 1}}), 2)).groups.size(), 1u);
 }
 
+TEST_F(LedgerTest, HollowShardDoesNotClip) {
+  RunTerms terms = Terms(run_);
+  terms.hollow = 4;
+  terms.version = 4;
+  Get<Opened>(ledger_.OpenRun(terms));
+  StageAll({.round = 5, .group = 0}, 0, 15);
+  v1::Apply order = MakeApply(run_, 5, {{.group = 0}});
+  order.mutable_participants(0)->set_scale(0.5F);
+  EXPECT_THAT(WhyNot(order), HasSubstr("requires the values of version 4"));
+}
+
 TEST_F(LedgerTest, OrdersThatLeaveEverythingOutAreRefused) {
   StageAll({.round = 1, .group = 0}, 0, 15);
   StageAll({.round = 1, .group = 1}, 0, 15);
@@ -169,6 +180,23 @@ TEST_F(ScreenedHostTest, ValuesThatAreNotFiniteAreFoundAlsoInOneGroup) {
   EXPECT_THAT(LengthsIn(Apply(OrderOf({{.group = 0}, {.group = 1}}, 2))),
               ElementsAre(std::numeric_limits<double>::infinity(),
                           std::numeric_limits<double>::infinity()));
+}
+
+TEST_F(ScreenedHostTest, ValuesThatAreNotFiniteAreFoundInATrimmedMean) {
+  run_.run = "run-trimmed";
+  run_.groups = 3;
+  Open();
+  for (uint32_t group = 0; group < 3; ++group) {
+    host_->Fence(FenceOf(run_.run, group, run_.generation));
+    std::vector<float> values = Changed(group);
+    if (group == 2) values[7] = std::nanf("");
+    ASSERT_TRUE(Stage({.round = 1, .group = group}, values).ok());
+  }
+  v1::Apply order = OrderOf({{.group = 0}, {.group = 1}, {.group = 2}}, 1);
+  order.set_trim(1);
+  const v1::Applied applied = Apply(order);
+  EXPECT_TRUE(std::isfinite(LengthsIn(applied)[1]));
+  EXPECT_TRUE(std::isinf(LengthsIn(applied)[2]));
 }
 
 TEST_F(ScreenedHostTest, VersionIsMadeAgainAlsoAfterARestart) {

@@ -32,7 +32,8 @@ TEST_F(AccessTest, RolesMayCallTheMethodsForThem) {
       {v1::VIEWER, {Role::kViewer, Role::kOperator}},
       {v1::OPERATOR, {Role::kOperator}},
       {v1::MEMBER, {Role::kWorker, Role::kAggregator}},
-      {v1::WORKER, {Role::kWorker}}};
+      {v1::WORKER, {Role::kWorker}},
+      {v1::AGGREGATOR, {Role::kAggregator}}};
   for (const auto& [path, access] : MethodAccess()) {
     for (const Role role : kRoles) {
       const bool reads = path == "/cadre.v1.Status/Locate" || path == "/cadre.v1.Rounds/Read";
