@@ -303,7 +303,7 @@ uint32_t Averager::Settle(uint32_t version, bool included, bool screened,
     const KeptShare share = ShareOf(each, version, included, screened);
     late = std::max(late, share.dropped);
     if (each.updates > 0 && (included || screened || share.dropped > 0)) {
-      const bool coded = snapshot.tensors.size() > 1 && share.factor > 0;
+      const bool coded = snapshot.tensors.size() > 1 && share.dropped == 0 && !screened;
       for (size_t i = begin; i < end; ++i) {
         values[i] = coded ? share.factor * snapshot.tensors[1][i] : 0;
       }

@@ -225,7 +225,10 @@ class RankProtocol {
   // At an adoption: steps since the contribution, and whether they are discarded, because the
   // number of groups has changed.
   uint32_t steps_ahead() const { return period_steps_; }
-  bool discards_steps_ahead() const { return decision_.division().step() > division_.step(); }
+  bool discards_steps_ahead() const {
+    return decision_.division().step() > division_.step() ||
+           decision_.refusal() == v1::REFUSAL_SCREENED;
+  }
   // Steps beyond the boundary while the coordinator was away.
   uint32_t solo_steps() const { return solo_steps_; }
 

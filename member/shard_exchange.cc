@@ -409,7 +409,8 @@ uint32_t ShardExchange::KeepChange(Shard& shard, bool included, bool screened) c
   // A change in fp32 has left nothing out.
   const std::vector<float>& kept = included ? shard.left_out : shard.change;
   ForEachValue(shard, shard.contribution->parts, [&](int64_t i, int64_t p, bool trained) {
-    const bool keeps = trained && !kept.empty() && share.factor > 0;
+    // What was screened may not be finite.
+    const bool keeps = trained && !kept.empty() && !screened;
     shard.carried[p] = keeps ? share.factor * kept[i] : 0;
   });
   return share.dropped;

@@ -36,5 +36,14 @@ TEST(KeptChange, Codes) {
   EXPECT_EQ(KeptShareOf(both, 5, 6, /*included=*/false).dropped, 2U);
 }
 
+TEST(KeptShareTest, NothingIsKeptOfAScreenedContribution) {
+  v1::Averaging both;
+  both.mutable_up()->set_codec(v1::CODEC_INT8);
+  both.mutable_staleness()->set_max_rounds(3);
+  const KeptShare share = KeptShareOf(both, 5, 5, /*included=*/false, /*screened=*/true);
+  EXPECT_EQ(share.factor, 0);
+  EXPECT_EQ(share.dropped, 0U) << "it is not late";
+}
+
 }  // namespace
 }  // namespace cadre

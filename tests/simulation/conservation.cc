@@ -66,6 +66,9 @@ Expected Conservation::Restore(const v1::Assignment& assignment,
     Kept& kept = group.positions[p];
     const v1::IncludedContribution& in = start.included();
     const bool included = in.round() == kept.round && in.generation() == kept.generation;
+    const v1::ScreenedChange& out = start.screened();
+    const bool screened = out.scale() == 0 && out.round() == kept.round && kept.round > 0 &&
+                          out.generation() == kept.generation;
     const bool later = kept.round > version;
     std::optional<float>& value = carried[p];
     // Older snapshots may have it, or the contribution may have been kept by some ranks only.
@@ -79,7 +82,7 @@ Expected Conservation::Restore(const v1::Assignment& assignment,
     } else if (present && known && complete && !repeated) {
       value = kept.settled || later
                   ? kept.carried
-                  : Settle(assignment.spec().averaging(), kept, version, included);
+                  : Settle(assignment.spec().averaging(), kept, version, included, screened);
     }
     kept = {.round = version, .generation = place.generation(), .carried = value};
   });
@@ -97,8 +100,9 @@ void Conservation::Keep(const v1::Assignment& assignment, int64_t position, cons
 }
 
 std::optional<float> Conservation::Settle(const v1::Averaging& averaging, const Kept& kept,
-                                          uint32_t version, bool included) {
+                                          uint32_t version, bool included, bool screened) {
   if (kept.settled || !kept.exchanged || !KeepsChanges(averaging)) return kept.carried;
+  if (screened) return 0;
   const auto up = CodingOf(averaging.up());
   if (included && !up) return 0;
   const std::optional<float> value = included ? kept.left_out : kept.change;
@@ -150,12 +154,13 @@ void RankChanges::OnRestored() {
   if (!std::exchange(restored_, true)) carried_ = conservation_.Restore(assignment_, spans_);
 }
 
-void RankChanges::OnHeld(uint32_t version, bool included, const Values& values) {
+void RankChanges::OnHeld(uint32_t version, const v1::Decision& decision, const Values& values) {
   merged_ = Merged(version, values);
   base_ = live_ = values;
   if (!staged_.has_value()) return;
   for (auto& [p, kept] : staged_->kept) {
-    carried_[p] = Conservation::Settle(averaging(), kept, version, included);
+    carried_[p] = Conservation::Settle(averaging(), kept, version, decision.included(),
+                                       decision.refusal() == v1::REFUSAL_SCREENED);
     kept = {.round = kept.round, .generation = kept.generation, .carried = carried_[p]};
     conservation_.Keep(assignment_, p, kept);
   }

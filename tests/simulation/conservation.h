@@ -64,7 +64,7 @@ class Conservation {
   void Keep(const v1::Assignment& assignment, int64_t position, const Kept& kept);
   // What is carried of it if the group continues from this version.
   static std::optional<float> Settle(const v1::Averaging& averaging, const Kept& kept,
-                                     uint32_t version, bool included);
+                                     uint32_t version, bool included, bool screened);
   void Expect(const v1::RankSlot& place, uint32_t round, Expected expected);
   // All ranks have staged the contribution.
   void OnContributed(const v1::Contributed& contributed);
@@ -109,7 +109,7 @@ class RankChanges {
   void Enter() { conservation_.Enter(assignment_); }
   // The rank has restored what survives generations; later calls have no effect.
   void OnRestored();
-  void OnHeld(uint32_t version, bool included, const Values& values);
+  void OnHeld(uint32_t version, const v1::Decision& decision, const Values& values);
   // The rank begins to stage its values.
   void OnStage(uint32_t round, uint32_t fragment, const Values& values);
   // A step begins from these values, and ends with those.

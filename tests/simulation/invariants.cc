@@ -31,6 +31,7 @@ uint32_t NewestGeneration(const Invariants::Store& store) {
 void Invariants::OnTransaction(size_t coordinator, const Store& before, const Store& after) {
   record_checks_.OnTransaction(before, after);
   View& view = views_[coordinator];
+  view.newest_before = view.newest;
   bool groups_changed = false;
   const auto meta = [](const Store& store) {
     return Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord());
@@ -166,11 +167,12 @@ void Invariants::CheckGroup(View& view, const v1::GroupRecord& record) {
   const std::vector<std::string> members(record.members().begin(), record.members().end());
   const auto [it, is_new] = generations_.try_emplace(generation, Generation{slot, members});
   if (view.known.insert(generation).second) {
-    if (generation <= view.newest) {
-      world_.Violate("generation ", generation, " is new, but ", view.newest, " was used before");
+    if (generation <= view.newest_before) {
+      world_.Violate("generation ", generation, " is new, but ", view.newest_before,
+                     " was used before");
     }
     if (!is_new) world_.Violate("generation ", generation, " is assigned by two coordinators");
-    view.newest = generation;
+    view.newest = std::max(view.newest, generation);
     world_.Count("generations");
   }
   if (it->second.group != slot || it->second.members != members ||

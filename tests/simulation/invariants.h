@@ -113,6 +113,9 @@ class Invariants {
     // All that it has assigned or found in its store.
     std::set<uint32_t> known;
     uint32_t newest = 0;
+    // The newest before the transaction, whose groups are not in the order in which they are
+    // formed.
+    uint32_t newest_before = 0;
   };
   // A closing round, and the version that it makes.
   struct Rival {
@@ -137,7 +140,6 @@ class Invariants {
   // has.
   void ChooseRival(const std::pair<std::string, uint32_t>& version, Interval span,
                    const Values& values);
-  void OnNextAttempt(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
   // Records what the rank contributes: the change in a frame, or values.

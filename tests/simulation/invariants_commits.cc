@@ -28,6 +28,21 @@ bool CheckCopy(World& world, const v1::CommitRecord& commit, bool is_committed) 
   return true;
 }
 
+// The screen leaves out less than half of the participants, before the version is committed.
+void CheckNextAttempt(World& world, const v1::CommitRecord& before,
+                      const v1::CommitRecord& commit) {
+  const bool smaller = absl::c_all_of(commit.participants(), [&](const v1::Participant& in) {
+    return absl::c_any_of(before.participants(), [&](const v1::Participant& was) {
+      return was.SerializeAsString() == in.SerializeAsString();
+    });
+  });
+  if (!smaller || commit.participants_size() >= before.participants_size() ||
+      2 * commit.participants_size() < before.participants_size()) {
+    world.Violate(Describe(commit), " is made again of other participants than some of the first");
+  }
+  world.Count("rounds_screened_again");
+}
+
 }  // namespace
 
 // Whether the record is that of a version that aggregators reported after the record was lost.
@@ -145,32 +160,21 @@ void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
   }
 }
 
-// The screen leaves participants out, before the version is committed.
-void Invariants::OnNextAttempt(const v1::CommitRecord& before, const v1::CommitRecord& commit) {
-  const bool smaller = absl::c_all_of(commit.participants(), [&](const v1::Participant& in) {
-    return absl::c_any_of(before.participants(), [&](const v1::Participant& was) {
-      return was.SerializeAsString() == in.SerializeAsString();
-    });
-  });
-  if (!smaller || commit.participants_size() >= before.participants_size() ||
-      2 * commit.participants_size() < before.participants_size()) {
-    world_.Violate(Describe(commit), " is made again of other participants than some of the first");
-  }
-  world_.Count("rounds_screened");
-  v1::RunRecord run;
-  run.set_run(commit.run());
-  *run.mutable_spec() = specs_[commit.run()];
-  closed_[{commit.run(), commit.round()}] = commit;
-  versions_[commit.run()][commit.round()] = ValuesOf(run, commit);
-}
-
 void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
                                     const v1::CommitRecord& commit) {
   // A record that was rebuilt from some reports is rebuilt when others arrive.
   if (before.committed() && !restored_.contains(commit.run())) {
     world_.Violate(Describe(commit), " was committed and is changed");
   }
-  if (commit.attempt() > before.attempt()) return OnNextAttempt(before, commit);
+  if (commit.attempt() > before.attempt()) {
+    CheckNextAttempt(world_, before, commit);
+    v1::RunRecord run;
+    run.set_run(commit.run());
+    *run.mutable_spec() = specs_[commit.run()];
+    closed_[{commit.run(), commit.round()}] = commit;
+    versions_[commit.run()][commit.round()] = ValuesOf(run, commit);
+    return;
+  }
   if (!SameMaking(before, commit) || before.step() != commit.step() ||
       before.samples() != commit.samples()) {
     world_.Violate(Describe(commit), " was closed and has changed");

@@ -426,7 +426,10 @@ absl::Status SimulatedAggregator::Fetch(
   const bool reached = source != peers_.end() && network_.Reaches(name_, (*source)->name()) &&
                        world_.hosts[(*source)->name()].hung_disk <= world_.timeline.now();
   if (!reached) return absl::UnavailableError("the other aggregator is not reached");
-  CADRE_ASSIGN_OR_RETURN(const auto file, (*source)->host_->OpenFile(request));
+  ShardHost& host = *(*source)->host_;
+  const absl::StatusOr<std::unique_ptr<BlockFile>> opened = host.OpenFile(request);
+  if (!opened.ok()) return OnRequestedFileError(host, request, opened.status());
+  const std::unique_ptr<BlockFile>& file = *opened;
   v1::CopyReply head;
   head.set_meta(file->head().meta);
   head.set_block_bytes(file->head().block_bytes);
@@ -437,7 +440,9 @@ absl::Status SimulatedAggregator::Fetch(
     v1::CopyReply reply;
     std::string& data = *reply.mutable_chunk()->mutable_data();
     data.resize(file->head().BytesOf(block));
-    CADRE_RETURN_IF_ERROR(file->ReadBlock(block, data));
+    if (const absl::Status read = file->ReadBlock(block, data); !read.ok()) {
+      return OnRequestedFileError(host, request, read);
+    }
     reply.mutable_chunk()->set_index(static_cast<uint32_t>(block));
     reply.mutable_chunk()->set_crc32c(Crc32c(data));
     CADRE_RETURN_IF_ERROR(on_reply(reply));

@@ -95,7 +95,7 @@ void SimulatedModel::ReportHeld(uint32_t version) {
   held_ = version;
   if (threads_.killed()) return;
   invariants_.OnHeld(place(), version, values_, spans_);
-  changes_.OnHeld(version, protocol_->decision().included(), values_);
+  changes_.OnHeld(version, protocol_->decision(), values_);
 }
 
 absl::Status SimulatedModel::LoadCheckpoint(const std::vector<AveragingState>& /*averaging*/,

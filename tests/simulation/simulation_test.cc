@@ -68,7 +68,7 @@ constexpr MinCount kMinCounts[] = {
     {"cuts", 200},
     {"delayed_orders_reported", 1000},
     {"evaluation_parts_reassigned", 5},
-    {"files_damaged", 300},
+    {"files_damaged", 250},
     {"folders_lost", 300},
     {"disks_filled", 200},
     {"disks_hung", 200},

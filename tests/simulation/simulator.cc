@@ -84,6 +84,33 @@ Machine::Options MachineOptions() {
   return options;
 }
 
+// The means are those of all participants (invariants_values.cc), so clips and trims have no
+// effect. One rule is so strict that it leaves out groups whose changes are not unusual.
+void MakeScreen(Dice& dice, v1::Averaging& averaging) {
+  v1::Screen& screen = *averaging.mutable_screen();
+  switch (dice.Between(0, 15)) {
+    case 0:
+      screen.mutable_off();
+      return;
+    case 1:
+      screen.mutable_clip()->set_ratio(1e6F);
+      break;
+    case 2:
+      screen.mutable_trimmed_mean()->set_share(0.1F);
+      break;
+    case 3:
+    case 4:
+    case 5:
+      screen.mutable_exclude()->set_ratio(1.3F);
+      if (dice.Chance(0.5)) screen.mutable_exclude()->set_agreement(0.5F);
+      break;
+    default:
+      averaging.clear_screen();
+      return;
+  }
+  if (dice.Chance(0.3)) screen.set_max_ratio(2000);
+}
+
 }  // namespace
 
 Simulator::Simulator(const SimulatorOptions& options)
@@ -223,8 +250,7 @@ v1::Averaging Simulator::MakeAveraging(const v1::Cluster& cluster) {
     averaging.mutable_keep_versions()->set_every(between(1, 4));
     averaging.mutable_keep_versions()->set_count(between(0, 3));
   }
-  // So strict that it leaves out groups whose changes are not unusual.
-  if (dice.Chance(0.2)) averaging.mutable_screen()->mutable_exclude()->set_ratio(1.3F);
+  MakeScreen(dice, averaging);
   if (dice.Chance(0.4)) averaging.set_max_solo_steps(between(1, 10));
   if (world_.has_outer_runs) MakeOuter(averaging);
   const bool can_copy = aggregators_.size() > 1 && cluster.aggregators() != 1;
