@@ -35,7 +35,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/change_sums.h"
+#include "model/change_sums.h"
 #include "server/client/frame.h"
 #include "server/client/shard_span.h"
 #include "server/mean.h"

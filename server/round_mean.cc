@@ -40,6 +40,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "model/change_sums.h"
 #include "server/client/frame.h"
 
 namespace cadre {

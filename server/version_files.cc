@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "base/status.h"
-#include "server/change_sums.h"
+#include "model/change_sums.h"
 
 namespace cadre {
 namespace {

@@ -3,10 +3,8 @@
 // that is a thousand times too long. So each attempt is measured again, without what was left out
 // before:
 //
-//   1. what is not finite, or more than max_ratio times as long as the median and as the group's
-//   own
-//      earlier changes (for equal numbers of samples): also with one or two groups, if there are
-//      such
+//   1. what is not finite, or more than max_ratio times as long as the median and as the changes
+//      that the group has made before, for equal numbers of samples; also with one or two groups
 //   2. lengths, for ScreenClip and ScreenExclude, compared with the median
 //   3. repeated changes
 //   4. directions, one group for each attempt, because a group that disagrees also makes the others
@@ -19,9 +17,10 @@
 //
 // The cosine of a group's change x_g with the mean of the others follows from the sums: with
 // m = sum of w_g x_g, the others have m - w_g x_g. It is made of a sample of the positions
-// (server/change_sums.h), so it can be evaded by a group that knows which, and is noisy for models
-// of a few hundred parameters; lengths are exact. Directions of honest groups agree less and less
-// the fewer steps they make between averages, which is why the bound is relative to the others'.
+// (server/block_changes.h), so it can be evaded by a group that knows which, and is noisy for
+// models of a few hundred parameters; lengths are exact. Directions of honest groups agree less and
+// less the fewer steps they make between averages, which is why the bound is relative to the
+// others'.
 //
 // Groups that repeat an old change are recognized by two sums, which agree by chance about once in
 // a million: the values of a change in fp32 differ from the old ones by rounding only.
@@ -32,7 +31,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "base/median.h"
+#include "model/change_sums.h"
 
 namespace cadre {
 namespace {
@@ -243,31 +242,9 @@ const std::vector<PastChanges::Change>& PastChanges::Of(uint32_t group) const {
 }
 
 std::optional<v1::ChangeSums> ChangesOf(const v1::CommitRecord& commit) {
-  const int groups = commit.participants_size();
-  v1::ChangeSums sums;
-  for (auto* field :
-       {sums.mutable_squared(), sums.mutable_sampled_squared(), sums.mutable_product()}) {
-    field->Resize(groups, 0);
-  }
-  sums.add_mean_squared(0);
-  const auto add = [](const auto& more, auto* field) {
-    if (more.size() != field->size()) return false;
-    // What is not finite in one shard is not finite.
-    for (int i = 0; i < field->size(); ++i) {
-      const bool infinite = std::isinf(field->Get(i)) || std::isinf(more.Get(i));
-      field->Set(i,
-                 infinite ? std::numeric_limits<double>::infinity() : field->Get(i) + more.Get(i));
-    }
-    return true;
-  };
+  v1::ChangeSums sums = NoChanges(commit.participants_size());
   for (const v1::ShardDigest& shard : commit.digests()) {
-    const v1::ChangeSums& more = shard.changes();
-    if (!add(more.squared(), sums.mutable_squared()) ||
-        !add(more.sampled_squared(), sums.mutable_sampled_squared()) ||
-        !add(more.product(), sums.mutable_product()) ||
-        !add(more.mean_squared(), sums.mutable_mean_squared())) {
-      return std::nullopt;
-    }
+    if (!AddChanges(shard.changes(), sums)) return std::nullopt;
   }
   return sums;
 }

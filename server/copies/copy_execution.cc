@@ -43,6 +43,7 @@ v1::MemberMessage RestoredAnswer(const v1::CopyShard& order, const absl::Status&
   applied.set_run(order.run());
   applied.set_shard(order.shard());
   applied.set_round(order.version());
+  applied.set_from_copy(true);
   if (status.ok()) applied.set_digest(order.digest());
   applied.set_error(std::string(status.message()));
   return message;

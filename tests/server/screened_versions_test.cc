@@ -8,7 +8,8 @@
 #include <numeric>
 #include <vector>
 
-#include "server/change_sums.h"
+#include "model/change_sums.h"
+#include "server/block_changes.h"
 #include "server/client/refusal.h"
 #include "tests/base/expect.h"
 #include "tests/server/coded_rounds_fixture.h"

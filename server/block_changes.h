@@ -33,11 +33,4 @@ class BlockChanges {
   size_t sample_size_ = 0;
 };
 
-// Sums of no positions. Their number of values does not change any more.
-v1::ChangeSums NoChanges(int groups);
-// Sums that are not known.
-v1::ChangeSums UnknownChanges(int groups);
-// Adds `more` to `sums`. Requires: both are of equally many groups.
-void AddChanges(const v1::ChangeSums& more, v1::ChangeSums& sums);
-
 }  // namespace cadre

@@ -1,11 +1,10 @@
-#include "server/change_sums.h"
+#include "server/block_changes.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
-#include <limits>
 
 #include "base/vector_loop.h"
+#include "model/change_sums.h"
 #include "server/mean.h"
 
 namespace cadre {
@@ -15,16 +14,6 @@ namespace {
 // over the shard.
 constexpr size_t kSampledChunk = 64;
 constexpr size_t kSampleStride = 16 * kSampledChunk;
-
-v1::ChangeSums Filled(int groups, double value) {
-  v1::ChangeSums sums;
-  for (auto* field :
-       {sums.mutable_squared(), sums.mutable_sampled_squared(), sums.mutable_product()}) {
-    field->Resize(groups, value);
-  }
-  sums.add_mean_squared(value);
-  return sums;
-}
 
 CADRE_VECTOR_LOOP
 void Subtract(const float* __restrict x, const float* __restrict y, float* __restrict difference,
@@ -45,15 +34,6 @@ double Product(const float* a, const float* b, size_t n) {
   for (size_t i = whole; i < n; ++i) sum += double{a[i]} * double{b[i]};
   for (const double lane : lanes) sum += lane;
   return sum;
-}
-
-// A sum that is infinite stays so.
-void Add(const google::protobuf::RepeatedField<double>& more,
-         google::protobuf::RepeatedField<double>* sums) {
-  for (int i = 0; i < sums->size(); ++i) {
-    const bool infinite = std::isinf(sums->Get(i)) || std::isinf(more.Get(i));
-    sums->Set(i, infinite ? std::numeric_limits<double>::infinity() : sums->Get(i) + more.Get(i));
-  }
 }
 
 }  // namespace
@@ -95,19 +75,6 @@ void BlockChanges::End(v1::ChangeSums& sums) {
   }
   block.add_mean_squared(Product(mean.data(), mean.data(), sample_size_));
   AddChanges(block, sums);
-}
-
-v1::ChangeSums NoChanges(int groups) { return Filled(groups, 0); }
-
-v1::ChangeSums UnknownChanges(int groups) {
-  return Filled(groups, std::numeric_limits<double>::quiet_NaN());
-}
-
-void AddChanges(const v1::ChangeSums& more, v1::ChangeSums& sums) {
-  Add(more.squared(), sums.mutable_squared());
-  Add(more.sampled_squared(), sums.mutable_sampled_squared());
-  Add(more.product(), sums.mutable_product());
-  Add(more.mean_squared(), sums.mutable_mean_squared());
 }
 
 }  // namespace cadre
