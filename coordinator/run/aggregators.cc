@@ -118,12 +118,10 @@ void Aggregators::Lose(const v1::RunOpened& opened, const std::string& reason) {
                      absl::StrCat("shard ", opened.shard(), " is lost: ", reason));
   // A hollow shard without a version accepts nothing yet; it also reports version 0.
   const bool accepts = opened.hollow() && opened.version() > 0;
-  const std::optional<ShardCopies::Version> copy = copies_.VersionFor(opened.shard());
-  const bool has_copy = copy.has_value() && copy->version > record_.version();
-  if (run_.committing() && !has_copy &&
-      (NeedsVersions(run_.spec()) || copies_.copies().enabled())) {
-    // What the shard has made of the round cannot be made again if the states of the outer
-    // optimizer are lost with it, and is made again from a copy of the version before.
+  // With copies, Restore decides this when it knows what the holder of the copy has.
+  if (run_.committing() && !copies_.copies().enabled() && NeedsVersions(run_.spec())) {
+    // What the shard has made of the round cannot be made again, because the states of the outer
+    // optimizer are lost with it.
     rounds_.Revoke(opened.shard());
   }
   const bool has_values = !opened.hollow() && opened.version() == record_.version() &&

@@ -58,6 +58,10 @@ std::optional<Aggregators::LostShard> Aggregators::Restore() {
       return LostShard{shard, restore.reason()};
     }
     if (!changed) continue;
+    // The closing version is made again from the version before, unless the copy has it.
+    const bool closes = restore.attempt()->round() > record_.version();
+    const bool has_closing = closes && restore.attempt()->source == ShardRestore::Source::kCopy;
+    if (copies_.copies().enabled() && run_.committing() && !has_closing) rounds_.Revoke(shard);
     if (restore.ready()) {
       SendRestoringApply(shard, restore);
     } else {
@@ -123,6 +127,10 @@ bool Aggregators::LoseContributions(const v1::Applied& applied) {
 bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
   const uint32_t shard = applied.shard();
   ShardRestore* const restore = shards_.Lost(shard);
+  // The source may have changed since the order was sent.
+  const bool from_copy = restore != nullptr && restore->ready() &&
+                         restore->attempt()->source == ShardRestore::Source::kCopy;
+  if (applied.from_copy() != from_copy && (applied.from_copy() || restore != nullptr)) return false;
   if (restore == nullptr) return applied.missing().empty();
   // In the open round no order is sent, so this is an answer to an earlier one.
   if (!restore->ready() || restore->attempt()->source == ShardRestore::Source::kOpenRound ||
@@ -130,7 +138,7 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
     return false;
   }
   const bool of_closing = run_.committing() && applied.round() > record_.version();
-  if (of_closing &&
+  if (of_closing && !from_copy &&
       AttemptOf(applied, *run_.commits().closing()) != run_.commits().closing()->attempt()) {
     SendRestoringApply(shard, *restore);
     return false;

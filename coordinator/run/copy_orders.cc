@@ -15,6 +15,7 @@
 #include "coordinator/run/copy_orders.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/run/run_rules.h"
@@ -46,10 +47,8 @@ void CopyOrders::Send() {
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
     const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
     if (!version.has_value()) return;
-    if (version->version != version_) {
-      version_ = version->version;
-      since_ = cluster_.now();
-    }
+    if (std::exchange(version_, version->version) != version->version) since_.clear();
+    since_.try_emplace(shard, cluster_.now());
     if (!run_.shards().IsOpen(shard) || !copies_.MustOrder(shard, *version)) continue;
     // Also after a restart of the coordinator, the digest shows whether a copy can replace the
     // version.
@@ -91,7 +90,10 @@ absl::Time CopyOrders::AwaitedUntil() const {
     const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
     if (!version.has_value() || copies_.Has(shard, *version)) continue;
     if (!run_.shards().IsOpen(shard)) return absl::InfiniteFuture();
-    if (copies_.Awaits(shard, *version)) until = std::max(until, since_ + kMaxCopyTime);
+    if (!copies_.Awaits(shard, *version)) continue;
+    const auto since = since_.find(shard);
+    until =
+        std::max(until, (since == since_.end() ? cluster_.now() : since->second) + kMaxCopyTime);
   }
   return until;
 }
@@ -109,7 +111,7 @@ std::string CopyOrders::WaitReason() const {
 
 void CopyOrders::OnShardOpen(uint32_t shard) {
   copies_.ForgetOrder(shard);
-  since_ = cluster_.now();
+  since_[shard] = cluster_.now();
 }
 
 void CopyOrders::OnCopied(const Member& member, const v1::ShardCopy& copied) {

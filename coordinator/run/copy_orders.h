@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -65,9 +66,10 @@ class CopyOrders {
   const v1::RunRecord& record_;
   Cluster& cluster_;
   ShardCopies copies_;
-  // Since when copies of this version are awaited, or since a shard has opened.
+  // Since when the copies of this version are awaited, by shard: since its order, or since the
+  // shard has opened again.
   uint32_t version_ = 0;
-  absl::Time since_;
+  std::map<uint32_t, absl::Time> since_;
   // Shards whose copies were reported to be behind.
   std::set<uint32_t> behind_;
 };

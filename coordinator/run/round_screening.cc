@@ -111,7 +111,7 @@ std::string RoundScreening::WhyEmpty() const {
   return absl::StrCat("nothing remains of round ", newest.round(), ": ", why);
 }
 
-std::map<uint32_t, std::string> RoundScreening::TakeDistrusted() {
+std::map<uint32_t, std::string> RoundScreening::MarkDistrusted() {
   std::map<uint32_t, std::string> reasons;
   for (auto& [group, record] : *stored_.record().mutable_screening()) {
     if (record.left_out() < kMaxLeftOut || !slots_.started().contains(group)) continue;

@@ -39,10 +39,10 @@ class RoundScreening {
   // If nothing has remained of the round of the newest version, why; otherwise empty. The version
   // is then a copy of the one before.
   std::string WhyEmpty() const;
-  // The groups whose generations end because successive rounds have left out their contributions,
-  // and why. The next generations begin without what their ranks have kept, such as optimizer
-  // states, since that may be the cause.
-  std::map<uint32_t, std::string> TakeDistrusted();
+  // Returns the groups whose generations must end because successive rounds have left out their
+  // contributions, and why. The next generations begin without what their ranks have kept, such as
+  // optimizer states, since that may be the cause.
+  std::map<uint32_t, std::string> MarkDistrusted();
   // Why a version does not include the contribution of the generation to a round that is closed.
   v1::Refusal WhyNotIncluded(const Slot& slot, uint32_t round) const;
 

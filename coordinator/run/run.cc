@@ -289,7 +289,7 @@ void Run::FinishCommit() {
     stored_.record().set_branch(record().version());
     return parking_.ParkDiverged(empty);
   }
-  for (const auto& [group, reason] : rounds_.screening().TakeDistrusted()) {
+  for (const auto& [group, reason] : rounds_.screening().MarkDistrusted()) {
     groups_.EndDistrusted(slots_[group], reason);
   }
   if (const v1::CommitRecord& commit = *commits().newest(); commit.has_restores()) {

@@ -15,8 +15,7 @@
 // local steps since r - 1 are lost, so a slow group costs its own work but never blocks the others.
 //
 // Invariants:
-//   - The participants of an attempt (round_screening.cc) are durable before its first Apply is
-//   sent,
+//   - The participants of an attempt (round_screening.cc) are durable before Apply is sent for it,
 //     and never change.
 //   - A version is committed at most once, with one digest; versions increase by one.
 //   - A group contributes to a round at most once per generation. Fencing a generation removes its
@@ -460,6 +459,8 @@ void RunRounds::WarnOfIdenticalBatches(const v1::CommitRecord& commit) {
 
 void RunRounds::SendDecision(Slot& slot, uint32_t round) {
   const v1::RunRecord& record = record_;
+  // There are no steps to decide about: the generation ends with the rollback.
+  if (record.has_rollback() && record.train_samples() > 0 && AtEnd(record, record.step())) return;
   v1::CoordinatorMessage message;
   v1::Decision& decision = *message.mutable_decision();
   *decision.mutable_place() = slot.Place(0);

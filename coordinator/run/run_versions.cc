@@ -125,10 +125,12 @@ std::map<uint32_t, uint32_t> RunVersions::Loads(const Round::Away& away) const {
 void RunVersions::SetKeep(const Round::Away& away, v1::CommitRecord& commit) const {
   std::set<uint32_t> loaded;
   for (const auto& [group, version] : Loads(away)) loaded.insert(version);
-  if (record_.has_rollback()) loaded.insert(record_.rollback());
   const std::vector<uint32_t> keep =
       run_.commits().KeptBy(commit, KeptVersionsOf(run_.spec().averaging()), loaded);
   commit.mutable_keep()->Assign(keep.begin(), keep.end());
+  // A rollback that waits keeps its version, beside those of the policy and of groups.
+  const bool pinned = record_.has_rollback() && !Keeps(commit, record_.rollback());
+  if (pinned && CheckKept(record_.rollback()).ok()) commit.add_keep(record_.rollback());
 }
 
 std::map<uint32_t, uint32_t> RunVersions::LoadsThatEnd(const Round::Away& away) const {

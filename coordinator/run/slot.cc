@@ -157,14 +157,17 @@ absl::Duration Slot::SinceStart(absl::Time now) const {
 }
 
 absl::Status Slot::NoteStepTime(double seconds, uint64_t steps, absl::Time now) {
-  const absl::Duration limit = std::min(SinceStart(now), now - contributed_ + kClockAllowance);
-  contributed_ = now;
   if (steps == 0 || seconds == 0) return absl::OkStatus();
-  if (!std::isfinite(seconds) || seconds < 0 || absl::Seconds(seconds) > limit) {
+  // Messages arrive with delays, so only the sum of the periods is compared.
+  const double limit = absl::ToDoubleSeconds(SinceStart(now)) - claimed_seconds_;
+  if (!std::isfinite(seconds) || seconds < 0 || seconds > limit) {
+    // The time that has passed is not claimed again.
+    claimed_seconds_ = absl::ToDoubleSeconds(SinceStart(now) - kClockAllowance);
     return absl::InvalidArgumentError(
-        absl::StrCat("it claims ", seconds, " seconds for ", steps, " steps, and at most ",
-                     absl::ToDoubleSeconds(limit), " seconds have passed"));
+        absl::StrCat("it claims ", seconds, " seconds for ", steps, " steps, and at most ", limit,
+                     " seconds have passed beside those of its earlier contributions"));
   }
+  claimed_seconds_ += seconds;
   const double newest = seconds / static_cast<double>(steps);
   step_seconds_ = step_seconds_ == 0 ? newest : (step_seconds_ + newest) / 2;
   return absl::OkStatus();
@@ -202,7 +205,7 @@ bool Slot::CountVersion(uint32_t adopted) {
 
 // Everything that belongs to one generation and is not in the record.
 void Slot::ResetProgress() {
-  contributed_ = absl::InfinitePast();
+  claimed_seconds_ = 0;
   prepared_.clear();
   progress.Clear();
   measured.reset();

@@ -150,8 +150,8 @@ class Slot {
   std::map<uint32_t, v1::Prepared> prepared_;
   PlanHistory plans_;
   absl::Time waiting_since_;
-  // InfinitePast: the generation has not contributed since the coordinator started.
-  absl::Time contributed_ = absl::InfinitePast();
+  // Training time of the generation's contributions since the coordinator has started.
+  double claimed_seconds_ = 0;
   // Exponential average.
   double step_seconds_ = 0;
   double tokens_per_second_ = 0;

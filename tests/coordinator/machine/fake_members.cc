@@ -475,6 +475,7 @@ void FakeMembers::OnCopyShard(FakeAggregator& aggregator, const v1::CopyShard& o
     shard.hollow.reset();
     shard.waiting.reset();
     v1::Applied applied;
+    applied.set_from_copy(true);
     applied.set_run(order.run());
     applied.set_shard(order.shard());
     applied.set_round(order.version());

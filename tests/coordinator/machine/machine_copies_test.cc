@@ -188,6 +188,24 @@ TEST_F(CopiesTest, SeedIfTheCopyIsLostAsWell) {
               ElementsAre(HasSubstr("the momentum of the outer optimizer begins with zeros")));
 }
 
+TEST_F(CopiesTest, LateAnswerToACopyOrderIsNoFailureOfAnotherSource) {
+  Begin(Spec());
+  cluster_.behaviour.restage = false;
+  cluster_.Kill(agg(1));
+  cluster_.Wipe(agg(0));
+  agg(1).copies.clear();
+  agg(1).alive = true;
+  cluster_.Restart(agg(1));
+  EXPECT_EQ(ReasonOf(run_), "shard 0 on agg-0 is being restored from group 0");
+  v1::Applied late;
+  late.set_run(run_);
+  late.set_round(VersionOf(run_));
+  late.set_error("the copy is damaged");
+  late.set_from_copy(true);
+  cluster_.Send(agg(0), late);
+  EXPECT_EQ(ReasonOf(run_), "shard 0 on agg-0 is being restored from group 0");
+}
+
 TEST_F(CopiesTest, WithoutCopiesAWarningNamesTheLostStates) {
   Begin(Spec(/*copies=*/1));
   cluster_.Wipe(agg(0));

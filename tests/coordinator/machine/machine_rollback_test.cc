@@ -401,5 +401,25 @@ TEST_F(MachineRollbackTest, AdoptedRunContinuesTheCopy) {
   TrainTo(run, 6, 1);
 }
 
+// There are no further steps, and the generations end with the rollback.
+TEST_F(MachineRollbackTest, GroupsDoNothingAfterTheLastStepWhileARollbackWaits) {
+  const std::string run = BeginAt(2, 2, KeepingSpec(2, 1, 3, 15));
+  cluster_.behaviour.apply = false;
+  for (uint32_t group = 0; group < 2; ++group) Train(run, group);
+  cluster_.RollBackRun(run, 1);
+  ASSERT_EQ(cluster_.last_status, absl::OkStatus());
+  cluster_.behaviour.apply = true;
+  cluster_.Reconnect(agg(1));
+  cluster_.Kill(agg(1));
+  cluster_.Reconnect(agg(0));
+  EXPECT_EQ(Status(run).version(), 3u);
+  EXPECT_EQ(Status(run).step(), 15u);
+  EXPECT_EQ(LastDecision(run, 0).version(), 2u);
+  cluster_.Restart(agg(1));
+  EXPECT_EQ(Status(run).version(), 4u) << ReasonOf(run);
+  EXPECT_EQ(Status(run).step(), 5u);
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 0u);
+}
+
 }  // namespace
 }  // namespace cadre::testing
