@@ -154,13 +154,8 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
     restore->Fail(applied.error());
     return false;
   }
-  std::optional<uint64_t> committed = run_.commits().ShardDigest(shard);
-  if (applied.round() > record_.version()) {
-    if (!run_.committing()) return false;
-    const v1::ShardDigest& recorded = run_.commits().closing()->digests(static_cast<int>(shard));
-    committed = recorded.applied() ? std::optional(recorded.digest()) : std::nullopt;
-  }
-  if (committed.has_value() && *committed != applied.digest()) {
+  if (applied.round() > record_.version() && !run_.committing()) return false;
+  if (!run_.commits().Agrees(applied)) {
     restore->Fail("restored values have another digest than those that were committed");
     return false;
   }

@@ -222,6 +222,14 @@ std::optional<uint64_t> Commits::ShardDigest(uint32_t shard) const {
   return newest_.has_value() ? cadre::DigestOf(*newest_, shard) : std::nullopt;
 }
 
+bool Commits::Agrees(const v1::Applied& applied) const {
+  if (closing_.has_value() && closing_->round() == applied.round()) {
+    const v1::ShardDigest& recorded = closing_->digests(static_cast<int>(applied.shard()));
+    return !recorded.applied() || recorded.digest() == applied.digest();
+  }
+  return ShardDigest(applied.shard()).value_or(applied.digest()) == applied.digest();
+}
+
 uint32_t AttemptOf(const v1::Applied& applied, const v1::CommitRecord& closing) {
   return std::max(applied.attempt(), std::min(closing.attempt(), 1U));
 }

@@ -74,6 +74,9 @@ class Commits {
                                const std::set<uint32_t>& loaded) const;
   // Digest of the shard in the newest version.
   std::optional<uint64_t> ShardDigest(uint32_t shard) const;
+  // Whether the shard has the digest that it has in that version, which is the newest or the
+  // closing one; true if none is known yet.
+  bool Agrees(const v1::Applied& applied) const;
 
  private:
   // Fills in what the closing commit includes of the groups.
