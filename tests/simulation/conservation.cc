@@ -84,7 +84,11 @@ Expected Conservation::Restore(const v1::Assignment& assignment,
                   ? kept.carried
                   : Settle(assignment.spec().averaging(), kept, version, included, screened);
     }
-    kept = {.round = version, .generation = place.generation(), .carried = value};
+    const bool is_late =
+        version > 0 && !kept.settled && !later && !included && !screened && kept.exchanged;
+    if (!is_late || !value.has_value()) {
+      kept = {.round = version, .generation = place.generation(), .carried = value};
+    }
   });
   group.holders.insert(peers.begin(), peers.end());
   group.restored.insert(place.rank());
@@ -161,7 +165,11 @@ void RankChanges::OnHeld(uint32_t version, const v1::Decision& decision, const V
   for (auto& [p, kept] : staged_->kept) {
     carried_[p] = Conservation::Settle(averaging(), kept, version, decision.included(),
                                        decision.refusal() == v1::REFUSAL_SCREENED);
-    kept = {.round = kept.round, .generation = kept.generation, .carried = carried_[p]};
+    // A late change is weighted again by each generation that starts with it.
+    const bool is_late = !decision.included() && decision.refusal() != v1::REFUSAL_SCREENED;
+    if (!is_late || !kept.exchanged) {
+      kept = {.round = kept.round, .generation = kept.generation, .carried = carried_[p]};
+    }
     conservation_.Keep(assignment_, p, kept);
   }
   staged_.reset();
