@@ -215,8 +215,10 @@ RankProtocol::Actions RankProtocol::On(const Decided& decided) {
 }
 
 // If the number of groups has changed, the steps since the boundary were trained with samples that
-// now belong to others; if the contribution was screened, with weights that may be wrong. What they
-// have changed is discarded, with all values that are not those of the version.
+// now belong to others; if the version is of an earlier step than the boundary, which the others
+// did not wait for, with samples that this group trains again; if the contribution was screened,
+// with weights that may be wrong. What they have changed is discarded, with all values that are not
+// those of the version.
 void RankProtocol::UpdateDivision() {
   if (!discards_steps_ahead()) return;
   division_ = decision_.division();

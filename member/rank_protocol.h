@@ -222,11 +222,10 @@ class RankProtocol {
   uint32_t step() const { return step_; }
   // The next boundary; 0: the run has ended.
   uint32_t next_boundary() const { return next_step_; }
-  // At an adoption: steps since the contribution, and whether they are discarded, because the
-  // number of groups has changed.
+  // At an adoption: steps since the contribution, and whether they are discarded (UpdateDivision).
   uint32_t steps_ahead() const { return period_steps_; }
   bool discards_steps_ahead() const {
-    return decision_.division().step() > division_.step() ||
+    return decision_.division().step() > division_.step() || decision_.step() < boundary_ ||
            decision_.refusal() == v1::REFUSAL_SCREENED;
   }
   // Steps beyond the boundary while the coordinator was away.

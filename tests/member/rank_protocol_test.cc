@@ -377,6 +377,23 @@ TEST_F(RankProtocolTest, NewDivisionDiscardsStepsSinceTheBoundary) {
   EXPECT_EQ(protocol_->step(), 24U);
 }
 
+// The group has trained solo, and the others have closed the round without it.
+TEST_F(RankProtocolTest, VersionOfAnEarlierStepDiscardsStepsSinceTheBoundary) {
+  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(2);
+  Expect<P::Train>(StartTo(24));
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::Train>(P::Unfinished{});
+  Expect<P::AwaitStaged>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  Expect<P::Pull>(P::Decided{Version(3, 22, 26)});
+  Expect<P::Train>(P::Unfinished{});
+  Expect<P::Pull>(P::Trained{});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  EXPECT_EQ(Expect<P::Train>(P::Kept{}).until, 26U);
+  EXPECT_EQ(actions_.size(), 1U) << "nothing is merged";
+  EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 32U) << "the steps 22 to 26";
+}
+
 TEST_F(RankProtocolTest, RunThatDoesNotAverageKeepsItsWeights) {
   Expect<P::Train>(StartTo(24));
   Expect<P::Stage>(P::Trained{});
