@@ -86,6 +86,7 @@ class Invariants {
 
   // ---- Workers
   Conservation& conservation() { return conservation_; }
+  SampleLedger& sample_ledger() { return record_checks_.sample_ledger(); }
   // The rank has loaded the version; `values` contains its part of the model.
   void OnHeld(const v1::RankSlot& place, uint32_t version, const Values& values,
               const std::vector<Interval>& owned);

@@ -48,8 +48,13 @@ void RecordChecks::OnTransaction(const Store& before, const Store& after) {
     if (old != before.end() && old->second == it->second) continue;
     v1::CommitRecord commit;
     commit.ParseFromString(it->second);
-    if (commit.participants().empty() || is_restored_(commit.run())) continue;
+    if (is_restored_(commit.run())) continue;
     const v1::RunRecord run = RunOf(after, commit.run());
+    const bool is_new = RunOf(before, commit.run()).version() + 1 == run.version();
+    if (commit.committed() && run.version() == commit.round() && is_new) {
+      sample_ledger_.OnCommit(commit, BatchOf(run.spec()));
+    }
+    if (commit.participants().empty()) continue;
     if (old == before.end()) CheckRound(run, commit);
     if (commit.committed() && run.version() == commit.round()) {
       CheckVersion(RunOf(before, commit.run()), run, commit);

@@ -24,6 +24,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/records.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
+#include "tests/simulation/sample_ledger.h"
 #include "tests/simulation/world.h"
 
 namespace cadre::simulation {
@@ -34,7 +35,9 @@ class RecordChecks {
 
   // `is_restored`: whether the run's record was once replaced by an older one.
   RecordChecks(World& world, std::function<bool(const std::string&)> is_restored)
-      : world_(world), is_restored_(std::move(is_restored)) {}
+      : world_(world), is_restored_(std::move(is_restored)), sample_ledger_(world) {}
+
+  SampleLedger& sample_ledger() { return sample_ledger_; }
 
   void OnStaged(const v1::ContributionHeader& header);
   void OnTransaction(const Store& before, const Store& after);
@@ -53,6 +56,7 @@ class RecordChecks {
 
   World& world_;
   const std::function<bool(const std::string&)> is_restored_;
+  SampleLedger sample_ledger_;
   // The samples of each contribution by run, round, group and generation.
   std::map<std::tuple<std::string, uint32_t, uint32_t, uint32_t>, uint64_t> samples_;
   // The place of rank 0 of the generation that has the key.

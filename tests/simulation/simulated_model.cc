@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "member/agreement.h"
+#include "model/data_position.h"
 #include "tests/simulation/describe.h"
 
 namespace cadre::simulation {
@@ -36,7 +37,8 @@ SimulatedModel::SimulatedModel(World& world, Invariants& invariants, HostConditi
       values_(InitialValues(spec())),
       states_(values_.size()),
       owned_(OwnedIn(spans_, values_)),
-      changes_(world, invariants.conservation(), assignment, spans_) {}
+      changes_(world, invariants.conservation(), assignment, spans_),
+      batches_(invariants.sample_ledger(), assignment) {}
 
 absl::Status SimulatedModel::Sleep(absl::Duration time) {
   threads_.Await([] { return false; }, world_.timeline.now() + time);
@@ -96,6 +98,7 @@ void SimulatedModel::ReportHeld(uint32_t version) {
   if (threads_.killed()) return;
   invariants_.OnHeld(place(), version, values_, spans_);
   changes_.OnHeld(version, protocol_->decision(), values_);
+  batches_.OnAdopted(step_);
 }
 
 absl::Status SimulatedModel::LoadCheckpoint(const std::vector<AveragingState>& /*averaging*/,
@@ -158,6 +161,10 @@ absl::StatusOr<uint32_t> SimulatedModel::Train(const RankProtocol::Train& train,
 absl::Status SimulatedModel::TrainStep() {
   progress_.Enter(v1::ACTIVITY_TRAINING);
   if (!threads_.killed()) changes_.OnStep(values_);
+  if (lead()) {
+    const bool first = world_.plant == Plant::kIgnoreDivision;
+    batches_.OnStep(first ? InitialDivision(spec()) : protocol_->division(), step_);
+  }
   ++steps_begun_;
   if (staged_round_ > protocol_->version()) world_.Count("steps_during_exchanges");
   CADRE_RETURN_IF_ERROR(Sleep(step_time_ * world_.dice.Between(50, 150) / 100));
@@ -225,6 +232,7 @@ PeriodReport SimulatedModel::TakePeriod() {
   staged_round_ = protocol_->version() + 1;
   if (!threads_.killed()) {
     changes_.OnStage(staged_round_, protocol_->decision().fragment(), values_);
+    if (lead()) batches_.OnStage(staged_round_, step_);
   }
   return {.rate = 0.5F};
 }

@@ -97,6 +97,7 @@ class SimulatedModel final : public TrainedModel {
   Values states_;
   std::vector<Owned> owned_;
   RankChanges changes_;
+  TrainedBatches batches_;
   // The values that were adopted last.
   Values adopted_;
   const RankProtocol* protocol_ = nullptr;

@@ -281,6 +281,7 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"DroppedFromFullQueue", Plant::kDropFromFullQueue, ""},
         Planted{"UnansweredForgotten", Plant::kForgetUnanswered, ""},
         Planted{"ReleaseIgnored", Plant::kIgnoreRelease, ""},
+        Planted{"DivisionIgnored", Plant::kIgnoreDivision, "uses the sample at position"},
         Planted{"TrainedUnstarted", Plant::kTrainUnstarted, "its generation never started"},
         Planted{"ContributedUntrained", Plant::kContributeUntrained, "steps change it by"},
         Planted{"CatchUpIgnored", Plant::kIgnoreCatchUp, "all others wait for it"},

@@ -77,6 +77,8 @@ enum class Plant {
   kForgetUnanswered,
   // A worker continues to train after it was released.
   kIgnoreRelease,
+  // A group trains the samples of the run's first division among groups.
+  kIgnoreDivision,
   // The rank trains before it receives Start.
   kTrainUnstarted,
   // The rank contributes the values of the previous version.
