@@ -101,7 +101,7 @@ TEST_F(CopiesTest, RunGoesOnWithoutASlowHolder) {
                        "the copy of shard 0 on aggregator agg-1 has the newest version again"));
 }
 
-TEST_F(CopiesTest, RunGoesOnWithoutAHolderThatIsAway) {
+TEST_F(CopiesTest, CommitWaitsForAHolderThatIsAway) {
   Begin(Spec());
   cluster_.behaviour.slow_copies = {"agg-0", "agg-1"};
   TrainBoth(run_);
