@@ -49,7 +49,7 @@ BUGS = (
     Bug("22-step-of-version-not-largest", "coordinator/run/round.cc", "std::max(commit.step(), contributed.step())",
         "contributed.step()"),
     Bug("23-restored-shard-with-wrong-digest", "coordinator/run/aggregators_restore.cc",
-        "committed.has_value() && *committed != applied.digest()", "false"),
+        "!run_.commits().Agrees(applied)", "false"),
     Bug("24-decision-says-not-included", ROUNDS, "run_.Includes(slot, decision.round())", "false"),
     Bug("a-states-of-later-version", "member/state_vault.cc", "DropFrom(version + 1);", ";",
         after="StateVault::Restore(uint32_t version, States* states, Communicator& group) {\n  "),
