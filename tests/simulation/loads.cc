@@ -39,8 +39,11 @@ void Loads::Check() {
   }
   const uint64_t ended = world_.counters["streams_broken"] + world_.counters["queues_full"];
   shards_away_ = std::exchange(streams_ended_, ended) != ended ||
-                 std::any_of(aggregators_.begin(), aggregators_.end(),
-                             [](const auto& aggregator) { return !aggregator->joined(); });
+                 std::any_of(aggregators_.begin(), aggregators_.end(), [this](const auto& one) {
+                   // A shard is away until its aggregator has opened it.
+                   const HostConditions& host = world_.hosts[one->name()];
+                   return !one->joined() || host.busy > world_.timeline.now();
+                 });
   const auto& store = coordinator.store();
   for (auto it = store.lower_bound(kRunPrefix);
        it != store.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
