@@ -42,7 +42,6 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
                          ShardHost::Open({.data_dir = settings.data_dir,
                                           .name = settings.name,
                                           .counters = &aggregator->counters_,
-                                          .keep_closed_runs = settings.keep_closed_runs,
                                           .checkpoint_files = settings.checkpoint_files,
                                           .archive = settings.archive}));
   aggregator->host_->LimitSpace([folder = settings.data_dir]() -> absl::StatusOr<int64_t> {

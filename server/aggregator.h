@@ -57,8 +57,6 @@ struct AggregatorOptions {
   std::string version;
   absl::Duration dial_timeout = absl::Seconds(30);
   OrderQueue::Options orders;
-  // Limit of the ended and archived runs whose files are kept.
-  size_t keep_closed_runs = kMaxClosedRuns;
   // Keeps the contributions of which versions are made (server/archive.h).
   bool archive = false;
   // Checkpoints from which runs may start.

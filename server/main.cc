@@ -28,10 +28,6 @@ DEFINE_string(
     "folder beneath which runs may start from checkpoints; may be repeated; default: none");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain, 5, "seconds that open streams have to finish after SIGTERM");
-DEFINE_int32(
-    keep_closed_runs, cadre::kMaxClosedRuns,
-    "limit of the ended runs whose files this aggregator keeps, the newest; the coordinator "
-    "(its --keep-closed-runs) may order that fewer are kept");
 DEFINE_bool(archive, false,
             "keep the contributions of which versions are made, so that 'cadre replay' can compute "
             "the versions again; they take disk space until their run is removed");
@@ -78,7 +74,6 @@ std::string WrongFlag() {
     return std::string(named.message());
   }
   if (FLAGS_coordinator.empty()) return "--coordinator is required: host:port";
-  if (FLAGS_keep_closed_runs < 0) return "--keep-closed-runs must not be negative";
   if (FLAGS_disk_threads < 1 || FLAGS_disk_threads > 256) return "--disk-threads must be 1 .. 256";
   if (FLAGS_max_streams < 1 || FLAGS_max_streams > 4096) return "--max-streams must be 1 .. 4096";
   return std::string(cadre::CheckServerFlags().message());
@@ -98,7 +93,6 @@ absl::StatusOr<cadre::AggregatorOptions> OptionsFromFlags() {
                                   .name = FLAGS_name,
                                   .version = CADRE_VERSION,
                                   .dial_timeout = absl::Seconds(FLAGS_dial_timeout),
-                                  .keep_closed_runs = static_cast<size_t>(FLAGS_keep_closed_runs),
                                   .archive = FLAGS_archive,
                                   .checkpoint_files = checkpoint_files,
                                   .service = {.disk_threads = FLAGS_disk_threads,

@@ -21,10 +21,10 @@
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/initial_value.h"
-#include "model/kept_versions.h"
 #include "model/outer_optimizer.h"
 #include "model/parameter_index.h"
 #include "model/shard_copies.h"
+#include "model/shard_space.h"
 #include "model/validate.h"
 #include "server/client/frame.h"
 #include "server/client/shard_span.h"
@@ -89,21 +89,12 @@ absl::StatusOr<std::vector<ShardStore::Fill>> InitialStates(
 absl::StatusOr<int64_t> SpaceOf(const v1::OpenRun& open) {
   CADRE_ASSIGN_OR_RETURN(const ParameterIndex index,
                          ParameterIndex::FromModel(open.spec().model()));
-  const v1::Averaging& averaging = open.spec().averaging();
-  const Interval span = ShardSpan(index.size(), open.shard(), std::max(1U, open.shards()));
-  const int64_t groups = std::max(1U, open.spec().cluster().groups());
-  const int64_t states = std::ssize(ShardStateNames(averaging));
-  const int64_t frames = CodingOf(averaging.down()) ? 1 : 0;
-  const int64_t versions = 3 + int64_t{MaxOlderVersions(averaging)};
-  // The next version of a copy is fetched before the one that it replaces is removed.
-  const int64_t copy =
-      !HasCopies(averaging, open.shards())
+  const uint32_t shards = std::max(1U, open.shards());
+  const int64_t copied =
+      !HasCopies(open.spec().averaging(), shards)
           ? 0
-          : 2 * ShardSpan(index.size(), CopiedShard(open.shard(), open.shards()), open.shards())
-                    .size();
-  const int64_t values =
-      span.size() * (versions * (1 + states) + frames + groups) + copy * (1 + states + frames);
-  return values * int64_t{sizeof(float)};
+          : ShardSpan(index.size(), CopiedShard(open.shard(), shards), shards).size();
+  return SpaceOfShard(open.spec(), ShardSpan(index.size(), open.shard(), shards).size(), copied);
 }
 
 absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {

@@ -12,10 +12,7 @@
 
 namespace cadre {
 
-// Bytes that a round of the run needs on this aggregator, up to a few units: the versions that are
-// kept and the one that is being made, with their outer states, the frames of versions, and the
-// contributions of all groups that the run has at its start. Not counted: groups that are added
-// later, a damaged version that is kept, headers and checksums (below 0.1 %). Takes no memory in
+// SpaceOfShard (model/shard_space.h) of this aggregator's shard of the run. Takes no memory in
 // proportion to the model. Errors: InvalidArgument if the model is invalid.
 absl::StatusOr<int64_t> SpaceOf(const v1::OpenRun& open);
 

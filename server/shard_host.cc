@@ -27,6 +27,7 @@
 #include "base/protocol.h"
 #include "base/secret_key.h"
 #include "base/status.h"
+#include "model/shard_space.h"
 #include "server/client/frame.h"
 #include "server/client/proof.h"
 #include "server/client/refusal.h"
@@ -67,7 +68,6 @@ absl::StatusOr<std::unique_ptr<VersionReader>> ReadState(uint32_t state,
 ShardHost::ShardHost(std::unique_ptr<ShardStore> store, const Options& options)
     : store_(std::move(store)),
       counters_(options.counters),
-      keep_closed_runs_(options.keep_closed_runs),
       checkpoint_files_(options.checkpoint_files) {}
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const Options& options) {
@@ -96,7 +96,7 @@ absl::Status ShardHost::Restore() {
       store_->RemoveVersion(found.open.run(), version);
     }
   }
-  RemoveOldRuns();
+  store_->RemoveOldArchives();
   for (const v1::ShardState& state : States()) {
     LOG(INFO) << "on disk: run " << state.run() << ", shard " << state.shard() << ", version "
               << state.version() << ", digest " << DigestHex(state.digest());
@@ -236,9 +236,8 @@ std::string ShardHost::CheckSpace(const v1::OpenRun& open, int64_t needed) const
   if (!free.ok()) return "";
   const int64_t reserved = Reserved();
   if (needed <= *free - reserved) return "";
-  return absl::StrCat("the disk has too little space: shard ", open.shard(), " needs ", needed,
-                      " bytes, ", *free, " are free, and ", reserved,
-                      " of these are reserved for other runs");
+  return absl::StrCat(kTooLittleSpace, ": shard ", open.shard(), " needs ", needed, " bytes, ",
+                      *free, " are free, and ", reserved, " of these are reserved for other runs");
 }
 
 absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, const RunTerms& terms) {
@@ -288,7 +287,6 @@ absl::Status ShardHost::CloseRun(const std::string& run) {
     dropped = ledger_.CloseRun(run);
   }
   Remove(dropped);
-  RemoveOldRuns();
   return absl::OkStatus();
 }
 
@@ -304,20 +302,6 @@ absl::Status ShardHost::DeleteRun(const v1::DeleteRun& order) {
     ledger_.Forget(order.run());
   }
   return CountError(store_->RemoveRun(order.run(), order.lineage()));
-}
-
-void ShardHost::RemoveOldRuns() {
-  std::vector<std::string> ended;
-  for (const auto& [run, known] : opened_) {
-    if (known.closed) ended.push_back(run);
-  }
-  std::vector<std::string> removed;
-  store_->RemoveOldRuns(ended, keep_closed_runs_, [&](const std::string& run) {
-    absl::MutexLock lock(&mutex_);
-    ledger_.Forget(run);
-    removed.push_back(run);
-  });
-  for (const std::string& run : removed) opened_.erase(run);
 }
 
 v1::RunReport ShardHost::ReportRun(const std::string& run) const {

@@ -49,9 +49,6 @@ struct Staging {
   std::unique_ptr<BlockFile> file;
 };
 
-// Default limit of the ended and archived runs whose files are kept.
-inline constexpr size_t kMaxClosedRuns = 16;
-
 class ShardHost {
  public:
   struct Options {
@@ -60,7 +57,6 @@ class ShardHost {
     std::string name;
     // Borrowed.
     Counters* counters = nullptr;
-    size_t keep_closed_runs = kMaxClosedRuns;
     // Borrowed.
     FileSystem* files = &PosixFileSystem();
     // Through these, checkpoints are read that runs name.
@@ -164,7 +160,6 @@ class ShardHost {
   // The versions of the run up to this one are published.
   void PublishUntil(const std::string& run, uint32_t version)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
-  void RemoveOldRuns() ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   // Sum over the open runs of what they may still need.
   int64_t Reserved() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   // Why there is no room for the shard of a new run; empty if there is.
@@ -177,7 +172,6 @@ class ShardHost {
 
   const std::unique_ptr<ShardStore> store_;
   Counters* const counters_;
-  const size_t keep_closed_runs_;
   // The files that checkpoint.from of a spec may name.
   const RootedFiles checkpoint_files_;
   // Held during a whole order of the coordinator.

@@ -47,6 +47,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -71,6 +72,8 @@ namespace fs = std::filesystem;
 constexpr uint32_t kElementBytes = sizeof(float);
 constexpr char kIdentityFile[] = ".identity";
 constexpr size_t kMaxNameBytes = 100;
+// Maximum number of folders of runs that are set aside because their ids were given to others.
+constexpr size_t kMaxArchives = 16;
 
 // The number after the prefix, if the name has nothing else.
 std::optional<uint32_t> NumberIn(absl::string_view name, absl::string_view prefix) {
@@ -313,24 +316,19 @@ absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& l
   return files_.SyncFolder(folder_.path);
 }
 
-void ShardStore::RemoveOldRuns(const std::vector<std::string>& ended, size_t keep,
-                               const std::function<void(const std::string& run)>& removing) {
-  std::vector<std::string> names = ended;
+void ShardStore::RemoveOldArchives() {
   const absl::StatusOr<std::vector<FolderEntry>> entries = files_.List(folder_.path);
   if (!entries.ok()) LOG(ERROR) << entries.status();
-  for (const FolderEntry& entry : entries.value_or(std::vector<FolderEntry>())) {
-    if (absl::StartsWith(entry.name, DataFolder::kArchivePrefix)) names.push_back(entry.name);
-  }
   // A run file is written when its run ends; without one, the time is the lowest.
-  std::map<std::pair<int64_t, std::string>, std::string> by_age;
-  for (const std::string& name : names) {
-    const absl::StatusOr<int64_t> written = files_.LastWrite(folder_.RunFile(name));
-    by_age[{written.value_or(std::numeric_limits<int64_t>::min()), name}] = name;
+  std::set<std::pair<int64_t, std::string>> by_age;
+  for (const FolderEntry& entry : entries.value_or(std::vector<FolderEntry>())) {
+    if (!absl::StartsWith(entry.name, DataFolder::kArchivePrefix)) continue;
+    const absl::StatusOr<int64_t> written = files_.LastWrite(folder_.RunFile(entry.name));
+    by_age.emplace(written.value_or(std::numeric_limits<int64_t>::min()), entry.name);
   }
-  while (by_age.size() > keep) {
-    const std::string name = by_age.extract(by_age.begin()).mapped();
-    LOG(INFO) << "removing the files of run " << name << ", which ended before the newest " << keep;
-    if (!absl::StartsWith(name, DataFolder::kArchivePrefix)) removing(name);
+  while (by_age.size() > kMaxArchives) {
+    const std::string name = by_age.extract(by_age.begin()).value().second;
+    LOG(INFO) << "removing " << name << ", which was set aside before the newest " << kMaxArchives;
     if (const absl::Status removed = RemoveRunFolder(name); !removed.ok()) LOG(ERROR) << removed;
   }
 }

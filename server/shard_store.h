@@ -109,11 +109,8 @@ class ShardStore {
   absl::Status SaveRun(const v1::OpenRun& open, bool closed) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status ArchiveRun(const std::string& run, const std::string& lineage)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Among the ended and the archived runs, keeps the `keep` whose run files are the
-  // newest. Calls `removing` with each of `ended` before its files are removed.
-  void RemoveOldRuns(const std::vector<std::string>& ended, size_t keep,
-                     const std::function<void(const std::string& run)>& removing)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Removes folders that ArchiveRun has set aside, except those of the newest runs.
+  void RemoveOldArchives() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Removes the files of the run, also if they are archived; OK if there are none. A run of another
   // lineage is kept.

@@ -31,49 +31,31 @@ class EndedRunsTest : public ShardHostTest {
     fs::last_write_time(folder_.path() + "/" + folder + "/run",
                         fs::file_time_type::clock::now() - std::chrono::seconds(seconds));
   }
-  void RestartKeeping(size_t runs) { StartOn(folder_.path(), runs); }
 };
 
-TEST_F(EndedRunsTest, OldestAreRemovedWhenARunEnds) {
-  RestartKeeping(2);
-  run_.run = "active";
-  Open();
-  EndRun("c");
-  EndRun("a");
-  SetAge("c", 20);
-  SetAge("a", 10);
-  // A repeated order does not make the run a newer one.
-  ASSERT_TRUE(host_->CloseRun("c").ok());
-  EndRun("b", 1);
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "a", "active", "b"));
-  ASSERT_EQ(host_->States().size(), 3u);
-  // The removed run can be opened anew.
-  run_.run = "c";
-  EXPECT_EQ(Open().version(), 0u);
-  EXPECT_EQ(Open().error(), "");
+// Only the coordinator decides which runs are removed.
+TEST_F(EndedRunsTest, AllAreKept) {
+  EndRun("precious", 1);
+  for (int run = 0; run < 40; ++run) EndRun("failed-" + std::to_string(run));
+  Restart();
+  EXPECT_EQ(host_->States().size(), 41u);
+  run_.run = "precious";
+  EXPECT_EQ(Pull(1, 0, 15).value_or(std::vector<float>()).size(), 15u);
 }
 
-TEST_F(EndedRunsTest, OldestAreRemovedAtTheStart) {
-  EndRun("a");
-  EndRun("b");
-  EndRun("c");
-  run_.run = "d";
-  Open();
-  run_.lineage = "lineage-b";
-  Open();
-  const std::string archived = ".old-d-lineage-a";
-  SetAge("a", 40);
-  SetAge("b", 30);
-  SetAge(archived, 20);
-  SetAge("c", 10);
-  SetAge("d", 50);
-  RestartKeeping(3);
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", archived, "b", "c", "d"));
-  RestartKeeping(1);
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "c", "d"));
-  RestartKeeping(0);
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "d"));
-  EXPECT_EQ(host_->States().size(), 1u) << "the run that has not ended";
+// What the ids of runs stored before they were given to runs of another coordinator.
+TEST_F(EndedRunsTest, OldestArchivesAreRemovedAtTheStart) {
+  run_.run = "a";
+  for (int lineage = 0; lineage <= 17; ++lineage) {
+    run_.lineage = "lineage-" + std::to_string(lineage);
+    Open();
+    if (lineage > 0) SetAge(".old-a-lineage-" + std::to_string(lineage - 1), 100 - lineage);
+  }
+  EXPECT_TRUE(fs::exists(folder_.path() + "/.old-a-lineage-0"));
+  Restart();
+  EXPECT_FALSE(fs::exists(folder_.path() + "/.old-a-lineage-0"));
+  EXPECT_TRUE(fs::exists(folder_.path() + "/.old-a-lineage-1"));
+  EXPECT_EQ(host_->States().size(), 1u);
 }
 
 TEST_F(EndedRunsTest, DeletedRunIsRemoved) {

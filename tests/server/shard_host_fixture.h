@@ -21,14 +21,13 @@ class ShardHostTest : public ::testing::Test {
  protected:
   void SetUp() override { Restart(); }
 
-  absl::StatusOr<std::unique_ptr<ShardHost>> HostOn(const std::string& folder,
-                                                    size_t keep = kMaxClosedRuns) {
-    return ShardHost::Open({folder, "agg-0", &counters_, keep});
+  absl::StatusOr<std::unique_ptr<ShardHost>> HostOn(const std::string& folder) {
+    return ShardHost::Open({folder, "agg-0", &counters_});
   }
 
-  void StartOn(const std::string& folder, size_t keep = kMaxClosedRuns) {
+  void StartOn(const std::string& folder) {
     host_.reset();
-    auto host = HostOn(folder, keep);
+    auto host = HostOn(folder);
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
   }
