@@ -37,14 +37,16 @@ cluster { groups: 2 ranks_per_group: 1 aggregators: 2 }
 stop { steps: 8 }
 evaluation { every_epochs: 50 }
 """
+# Three versions of its 70,700 parameters.
+RUN_BYTES = 3 * 4 * 70_700
 AGGREGATORS = ("a0", "a1")
 WORKERS = ("w0", "w1")
 
 
 def start_daemons(cluster, keep):
-    cluster.start_coordinator(f"--keep-closed-runs={keep}")
+    cluster.start_coordinator(f"--keep-runs-bytes={keep * RUN_BYTES}", "--removal-notice=0s")
     for name in AGGREGATORS:
-        cluster.start_aggregator(name, f"--keep-closed-runs={keep}")
+        cluster.start_aggregator(name)
 
 
 def aggregators_connected(cluster):
@@ -75,7 +77,7 @@ def measure(args, cluster, runs):
 def main():
     p = parser(__doc__)
     p.add_argument("--runs", type=int, default=200)
-    p.add_argument("--keep", type=int, default=10, help="--keep-closed-runs of coordinator and aggregators")
+    p.add_argument("--keep", type=int, default=10, help="ended runs that the budget of bytes allows")
     p.add_argument("--every", type=int, default=20, help="runs between two measurements")
     p.add_argument("--warm-up", type=int, default=40, help="runs before growth counts")
     args = p.parse_args()

@@ -277,8 +277,8 @@ std::string HostsTable(const RepeatedPtrField<v1::HostStatus>& hosts) {
 
 // Shards are written as RUN/SHARD@VERSION.
 std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggregators, bool wide) {
-  std::vector<std::string> columns = {"AGGREGATOR", "SHARDS", "HOST", "HEARTBEAT"};
-  if (wide) columns.insert(columns.end() - 1, {"ID", "ADDRESS", "FREE", "RESERVED"});
+  std::vector<std::string> columns = {"AGGREGATOR", "SHARDS", "HOST", "HEARTBEAT", "STANDING"};
+  if (wide) columns.insert(columns.end() - 2, {"ID", "ADDRESS", "FREE", "RESERVED"});
   Table table(std::move(columns));
   for (const v1::AggregatorStatus& aggregator : aggregators) {
     const v1::MemberStatus& member = aggregator.member();
@@ -286,9 +286,10 @@ std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggre
         absl::StrJoin(aggregator.shards(), ",", [](std::string* out, const v1::ShardState& shard) {
           absl::StrAppend(out, shard.run(), "/", shard.shard(), "@", shard.version());
         });
-    std::vector<std::string> row = {member.name(), shards, member.host(), HeartbeatText(member)};
+    std::vector<std::string> row = {member.name(), shards, member.host(), HeartbeatText(member),
+                                    member.cordoned() ? "cordoned" : ""};
     if (wide) {
-      row.insert(row.end() - 1,
+      row.insert(row.end() - 2,
                  {member.member_id(), member.address(), FormatBytes(aggregator.free_bytes()),
                   FormatBytes(aggregator.reserved_bytes())});
     }
@@ -302,6 +303,31 @@ std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& co
   Table table({"COUNTER", "VALUE"});
   const std::map<std::string, uint64_t> sorted(counters.begin(), counters.end());
   for (const auto& [name, value] : sorted) table.AddRow({name, FormatCount(value)});
+  return table.Text();
+}
+
+// When runs are served, and whether they are kept after their end.
+std::string ServiceTable(const RepeatedPtrField<v1::RunStatus>& runs) {
+  Table table({"RUN", "PRIORITY", "STORED", "DELETED AT"});
+  for (const v1::RunStatus& run : runs) {
+    table.AddRow({run.run(), absl::StrCat(run.priority()),
+                  run.stored_bytes() > 0 ? FormatBytes(run.stored_bytes()) : "",
+                  run.removal_ms() > 0 ? absl::FormatTime("%Y-%m-%d %H:%M:%S",
+                                                          absl::FromUnixMillis(run.removal_ms()),
+                                                          absl::UTCTimeZone())
+                                       : ""});
+  }
+  return table.Text();
+}
+
+// Whether runs that have ended are kept.
+std::string RetentionTable(const v1::Retention& retention) {
+  Table table({"ENDED RUNS WITH A VERSION", "STORED", "BUDGET", "KEPT FOR", "RECORDS OF OTHERS"});
+  table.AddRow(
+      {absl::StrCat(retention.runs()), FormatBytes(retention.stored_bytes()),
+       retention.keep_bytes() > 0 ? FormatBytes(retention.keep_bytes()) : "unlimited",
+       retention.keep_seconds() > 0 ? FormatDuration(retention.keep_seconds()) : "until deleted",
+       absl::StrCat("the newest ", retention.keep_without_version())});
   return table.Text();
 }
 
@@ -342,7 +368,7 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs, bool wide) {
   if (wide) {
     columns.insert(columns.end() - 1,
                    {"EVALUATION", "UP", "DOWN", "TRAFFIC FACTOR", "EXCHANGE WAITS", "HIDDEN",
-                    "TOKENS/S", "PERPLEXITY", "METRICS"});
+                    "TOKENS/S", "PERPLEXITY", "METRICS", "PRIORITY"});
   }
   Table table(std::move(columns));
   for (const v1::RunStatus& run : runs) {
@@ -371,7 +397,8 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs, bool wide) {
            run.traffic_factor() > 0 ? absl::StrFormat("%.3g", run.traffic_factor()) : "",
            FormatDuration(run.exposed_exchange_seconds()),
            std::isnan(hidden) ? "" : FormatFraction(hidden), RateText(run.tokens_per_second()),
-           PerplexityText(run.has_perplexity(), run.perplexity()), MeansText(run.metrics())});
+           PerplexityText(run.has_perplexity(), run.perplexity()), MeansText(run.metrics()),
+           absl::StrCat(run.priority())});
     }
     table.AddRow(std::move(row));
   }
@@ -405,12 +432,14 @@ std::string OverviewText(const v1::StatusReply& status, const std::string& coord
   AppendPart("Workers", WorkersTable(status.workers(), /*wide=*/true), out);
   AppendPart("Hosts with failures", HostsTable(status.hosts()), out);
   AppendPart("Aggregators", AggregatorsTable(status.aggregators(), /*wide=*/true), out);
+  AppendPart("Retention", RetentionTable(status.coordinator().retention()), out);
   AppendPart("Counters", CountersTable(status.counters()), out);
   return out;
 }
 
 std::string RunDetailsText(const v1::StatusReply& status) {
   std::string out = RunsTable(status.runs());
+  AppendPart("Queue and retention", ServiceTable(status.runs()), out);
   AppendPart("Metrics", MetricsTable(status.runs()), out);
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
   AppendPart("Kept versions", VersionsTable(status.runs()), out);

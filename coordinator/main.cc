@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/daemon/program.h"
@@ -41,9 +42,20 @@ DEFINE_string(dashboard_host, "",
 DEFINE_int32(lease_ms, 10'000,
              "milliseconds without a message after which a member is dropped; heartbeats are sent "
              "every quarter of it");
-DEFINE_int32(keep_closed_runs, cadre::kKeepClosedRuns,
-             "number of runs that are kept after their end, the newest; older ones are deleted, "
-             "with their files on the aggregators");
+DEFINE_string(
+    keep_runs_for, "0",
+    "time after their end for which runs with a version are kept, such as 720h; then they "
+    "are deleted, with their files on the aggregators. 0: until 'cadre delete'");
+DEFINE_uint64(keep_runs_bytes, 0,
+              "bytes that the versions of all runs that have ended may take on the aggregators; "
+              "beyond it, those that ended first are deleted. 0: no limit");
+DEFINE_string(removal_notice, "1h",
+              "time before which the deletion of a run by --keep-runs-for or --keep-runs-bytes is "
+              "announced, in its status and as an event");
+DEFINE_int32(keep_runs_without_version, cadre::RetentionPolicy().keep_without_version,
+             "number of runs that ended without a version whose records are kept, the newest");
+DEFINE_int32(max_live_runs, cadre::CoordinatorOptions().max_live_runs,
+             "limit of runs that have not ended; further submissions are refused");
 DEFINE_uint32(keep_commits, cadre::CoordinatorOptions().keep_commits,
               "number of commit records of each run that are kept, the newest; at least 2");
 
@@ -89,7 +101,11 @@ Loop::Options MakeOptions(const Planning& planning) {
   machine.protocol = kProtocol;
   machine.lease = absl::Milliseconds(FLAGS_lease_ms);
   machine.heartbeat = machine.lease / 4;
-  machine.keep_closed_runs = FLAGS_keep_closed_runs;
+  absl::ParseDuration(FLAGS_keep_runs_for, &machine.retention.keep_for);
+  absl::ParseDuration(FLAGS_removal_notice, &machine.retention.notice);
+  machine.retention.keep_bytes = FLAGS_keep_runs_bytes;
+  machine.retention.keep_without_version = FLAGS_keep_runs_without_version;
+  machine.max_live_runs = FLAGS_max_live_runs;
   machine.keep_commits = FLAGS_keep_commits;
   machine.version = kVersion;
   machine.insecure = FLAGS_insecure;
@@ -98,11 +114,24 @@ Loop::Options MakeOptions(const Planning& planning) {
   return options;
 }
 
+absl::Status CheckDuration(const char* flag, const std::string& text) {
+  absl::Duration duration;
+  if (absl::ParseDuration(text, &duration) && duration >= absl::ZeroDuration()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " must be a duration, such as 720h or 30m, or 0, but is '", text, "'"));
+}
+
 absl::Status CheckFlags() {
   if (FLAGS_lease_ms < 100) return absl::InvalidArgumentError("--lease-ms must be at least 100");
-  if (FLAGS_keep_closed_runs < 0) {
-    return absl::InvalidArgumentError("--keep-closed-runs must not be negative");
+  CADRE_RETURN_IF_ERROR(CheckDuration("--keep-runs-for", FLAGS_keep_runs_for));
+  CADRE_RETURN_IF_ERROR(CheckDuration("--removal-notice", FLAGS_removal_notice));
+  if (FLAGS_keep_runs_without_version < 0) {
+    return absl::InvalidArgumentError("--keep-runs-without-version must not be negative");
   }
+  if (FLAGS_max_live_runs < 1)
+    return absl::InvalidArgumentError("--max-live-runs must be positive");
   if (FLAGS_keep_commits < 2)
     return absl::InvalidArgumentError("--keep-commits must be at least 2");
   return CheckServerFlags();

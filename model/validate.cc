@@ -20,6 +20,7 @@
 #include "model/graph.h"
 #include "model/kept_versions.h"
 #include "model/outer_optimizer.h"
+#include "model/screen.h"
 #include "model/shard_copies.h"
 #include "model/validation_parts.h"
 #include "proto/long_text.h"
@@ -29,6 +30,7 @@ namespace cadre {
 namespace {
 
 constexpr size_t kMaxRunName = 63;
+constexpr int64_t kMaxPriority = 1000;
 constexpr uint32_t kMaxOuterRounds = 1 << 20;
 constexpr uint32_t kMaxFragments = 64;
 constexpr size_t kMaxParameterName = 256;
@@ -47,6 +49,7 @@ class Validation : private SpecChecker {
     // The other rules take time and memory in proportion to what they check.
     if (!problems_.empty()) return std::move(problems_);
     CheckName();
+    CheckPriority();
     if (opaque()) {
       CheckOpaqueModel();
     } else {
@@ -84,6 +87,12 @@ class Validation : private SpecChecker {
   }
 
   // Names appear in commands and tables, hence the restricted characters.
+  void CheckPriority() {
+    if (std::abs(int64_t{spec_.priority()}) <= kMaxPriority) return;
+    Add("priority", "is ", spec_.priority(), "; from -", kMaxPriority, " to ", kMaxPriority,
+        " are possible");
+  }
+
   void CheckName() {
     const std::string& name = spec_.name();
     if (name.empty()) {

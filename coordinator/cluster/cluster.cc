@@ -361,23 +361,37 @@ std::vector<std::string> Cluster::IdleByHost() const {
   return sorted;
 }
 
-void Cluster::SetDemand(uint32_t run, const Demand& demand) {
-  if (demand.slots == 0) {
-    demands_.erase(run);
+// Workers and hosts of the name come first; an aggregator that shares it is named by its id. It may
+// be away, since the cordon outlives its lease.
+Replied Cluster::CordonAggregator(const CordonMembers& cordon, const Member* member) {
+  const std::string name = member == nullptr ? cordon.member : member->record.name();
+  Replied reply{.request = cordon.request};
+  if (member == nullptr && !IsCordoned(name)) {
+    reply.status = absl::NotFoundError(
+        absl::StrCat("no such worker, host or aggregator: '", cordon.member, "'"));
+    return reply;
+  }
+  if (cordon.drain) {
+    reply.status = absl::FailedPreconditionError(absl::StrCat(
+        "'", cordon.member, "' is an aggregator: the shards that it stores stay there until their ",
+        "runs end; 'cadre cordon ", cordon.member, "' keeps new runs away from it"));
+    return reply;
+  }
+  const std::string key = CordonedAggregatorKey(name);
+  if (cordon.undo) {
+    cordoned_aggregators_.erase(name);
+    out().EraseOne(key);
   } else {
-    demands_[run] = demand;
+    cordoned_aggregators_.insert(name);
+    v1::CordonedAggregatorRecord record;
+    record.set_name(name);
+    out().Put(key, record);
   }
-}
-
-size_t Cluster::DemandUpTo(uint32_t run, v1::Cluster::Device kind) const {
-  size_t workers = 0;
-  for (auto it = demands_.begin(); it != demands_.upper_bound(run); ++it) {
-    const Demand& demand = it->second;
-    // Slots with another device kind need none of these workers.
-    if (demand.device != v1::Cluster::DEVICE_UNSPECIFIED && demand.device != kind) continue;
-    workers += demand.slots * demand.ranks;
-  }
-  return workers;
+  Report(v1::EVENT_KIND_OPERATOR,
+         absl::StrCat("aggregator ", name,
+                      cordon.undo ? " receives new runs again" : " receives no new runs"));
+  if (member != nullptr) reply.members.push_back(member->id());
+  return reply;
 }
 
 // The name of a host may also be the name of its worker; the host then includes the worker. Ids are
@@ -404,18 +418,7 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
   const Member* by_id = members_.Find(cordon.member);
   if (by_id == nullptr) by_id = members_.Aggregator(cordon.member);
   if (keys.empty() && by_id != nullptr && by_id->worker()) match(*by_id);
-  if (keys.empty()) {
-    const bool aggregator = cordon.drain && by_id != nullptr && !by_id->worker();
-    out().Reply({.request = cordon.request,
-                 .status = aggregator
-                               ? absl::FailedPreconditionError(absl::StrCat(
-                                     "'", cordon.member,
-                                     "' is an aggregator: the shards that it stores stay there "
-                                     "until their runs end"))
-                               : absl::NotFoundError(absl::StrCat("no such worker or host: '",
-                                                                  cordon.member, "'"))});
-    return;
-  }
+  if (keys.empty()) return out().Reply(CordonAggregator(cordon, by_id));
   Report(v1::EVENT_KIND_OPERATOR,
          absl::StrCat(cordon.member, cordon.undo    ? " receives new work again"
                                      : cordon.drain ? " is drained"
@@ -459,7 +462,7 @@ void Cluster::UpdateIdle() {
 void Cluster::UpdateIdle(Member& member) {
   const absl::Time at = standings_.AvailableAt(WorkerOf(member));
   if (at > now()) available_at_ = std::min(available_at_, at);
-  members_.Exclude(member, at > now() || member.hung.has_value());
+  members_.Exclude(member, at > now() || member.hung.has_value(), at > now() + kMaxWait);
 }
 
 std::string Cluster::ExcludedWorkers() const {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "coordinator/cluster/journal.h"
 #include "coordinator/cluster/membership.h"
 #include "coordinator/cluster/programs.h"
+#include "coordinator/cluster/run_queue.h"
 #include "coordinator/cluster/standing.h"
 #include "coordinator/events/events.h"
 #include "coordinator/events/options.h"
@@ -35,7 +37,11 @@ class Cluster : public Journal {
  public:
   // Borrows `options`, which must outlive the object.
   explicit Cluster(const CoordinatorOptions& options)
-      : Journal(options), options_(options), members_(options.lease), programs_(members_) {}
+      : Journal(options),
+        options_(options),
+        members_(options.lease),
+        programs_(members_),
+        queue_(members_) {}
 
   // ---- Members
   Membership& members() { return members_; }
@@ -112,21 +118,20 @@ class Cluster : public Journal {
   std::vector<std::string> IdleByHost() const;
   // Number of idle workers by which a group may grow.
   size_t CountTrusted(v1::Cluster::Device kind, v1::RunSpec::Precision precision) const;
-  // What a live run waits for: `slots` groups of `ranks` workers of one kind (unspecified: any).
-  struct Demand {
-    v1::Cluster::Device device = v1::Cluster::DEVICE_UNSPECIFIED;
-    uint32_t ranks = 0;
-    size_t slots = 0;
-  };
-  void SetDemand(uint32_t run, const Demand& demand);
-  // Workers of this kind that the run and the runs before it wait for.
-  size_t DemandUpTo(uint32_t run, v1::Cluster::Device kind) const;
-  // Whether the run or a run before it waits for workers.
-  bool AnyDemandUpTo(uint32_t run) const {
-    return !demands_.empty() && demands_.begin()->first <= run;
+  RunQueue& queue() { return queue_; }
+  const RunQueue& queue() const { return queue_; }
+
+  // ---- Aggregators that receive no new runs, by an operator
+  void Load(const v1::CordonedAggregatorRecord& record) {
+    cordoned_aggregators_.insert(record.name());
+  }
+  bool IsCordoned(const std::string& aggregator) const {
+    return cordoned_aggregators_.contains(aggregator);
   }
 
  private:
+  // `member`: the aggregator; null if none of this name is registered.
+  Replied CordonAggregator(const CordonMembers& cordon, const Member* member);
   void RecordDelayedOrders(Member& member, const v1::Heartbeat& heartbeat);
   Member& AddMember(const v1::Hello& hello);
   // Updates the member's record from Hello.
@@ -146,8 +151,8 @@ class Cluster : public Journal {
   absl::Time available_at_ = absl::InfinitePast();
   std::vector<std::string> closed_;
   std::vector<RefusedMessage> refused_;
-  // Runs without waiting slots are absent.
-  std::map<uint32_t, Demand> demands_;
+  RunQueue queue_;
+  std::set<std::string> cordoned_aggregators_;
 };
 
 }  // namespace cadre

@@ -8,6 +8,10 @@
 
 namespace cadre {
 
+// All kinds that a worker may have.
+inline constexpr v1::Cluster::Device kDeviceKinds[] = {v1::Cluster::DEVICE_UNSPECIFIED,
+                                                       v1::Cluster::CPU, v1::Cluster::CUDA};
+
 // Device kind of the run's groups. Unspecified: any kind, but one kind per group. TF32, which only
 // GPUs support, implies CUDA.
 v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec);

@@ -138,16 +138,45 @@ void Membership::Place(Member& member, std::optional<v1::RankSlot> place) {
   Index(member);
 }
 
-void Membership::Exclude(Member& member, bool excluded) {
-  if (member.excluded == excluded) return;
+void Membership::Exclude(Member& member, bool excluded, bool withdrawn) {
+  if (member.excluded == excluded && member.withdrawn == withdrawn) return;
   Unindex(member);
   member.excluded = excluded;
+  member.withdrawn = withdrawn;
   Index(member);
+}
+
+void Membership::CountWorker(const Member& member, bool add) {
+  const v1::MemberRecord& record = member.record;
+  if (!member.worker() || record.has_reservation() || member.withdrawn) return;
+  const auto change = [add](auto& counts, const auto& key) {
+    size_t& count = counts[key];
+    count += add ? 1 : -1;
+    if (count == 0) counts.erase(key);
+  };
+  std::set<int> precisions(record.precisions().begin(), record.precisions().end());
+  precisions.insert(v1::RunSpec::FP32);
+  for (const int precision : precisions) {
+    change(workers_of_,
+           std::pair(record.device_kind(), static_cast<v1::RunSpec::Precision>(precision)));
+  }
+  if (member.place) change(placed_in_, std::pair(member.place->run(), record.device_kind()));
+}
+
+size_t Membership::CountWorkers(v1::Cluster::Device kind, v1::RunSpec::Precision precision) const {
+  const auto found = workers_of_.find({kind, std::max(precision, v1::RunSpec::FP32)});
+  return found == workers_of_.end() ? 0 : found->second;
+}
+
+size_t Membership::CountPlacedIn(absl::string_view run, v1::Cluster::Device kind) const {
+  const auto found = placed_in_.find({std::string(run), kind});
+  return found == placed_in_.end() ? 0 : found->second;
 }
 
 void Membership::Index(const Member& member) {
   for (const std::string& key : KeysOf(member.record)) by_key_[key].insert(member.id());
   if (!member.worker()) aggregators_.insert(member.id());
+  CountWorker(member, /*add=*/true);
   NoteChange(member);
   if (member.place.has_value()) ++placed_on_[member.record.host()];
   if (!IsIdle(member)) return;
@@ -164,6 +193,7 @@ void Membership::Unindex(const Member& member) {
     if (it->second.empty()) by_key_.erase(it);
   }
   aggregators_.erase(member.id());
+  CountWorker(member, /*add=*/false);
   NoteChange(member);
   if (member.place.has_value() && --placed_on_[member.record.host()] == 0) {
     placed_on_.erase(member.record.host());

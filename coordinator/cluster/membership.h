@@ -50,8 +50,10 @@ struct Member {
   std::map<std::string, uint64_t> counters;
   // The rank that a worker holds in a group; none while it is idle.
   std::optional<v1::RankSlot> place;
-  // Whether it receives no rank because of its standing.
+  // Whether it receives no rank because of its standing, and whether that is so for a long time: it
+  // is cordoned or quarantined.
   bool excluded = false;
+  bool withdrawn = false;
   // Progress of its training thread by the last heartbeat.
   uint64_t progress = 0;
   // Its latest step times, as in Heartbeat; 0: unknown.
@@ -106,8 +108,9 @@ class Membership {
   void Extend(absl::Duration length);
   // Gives the worker a rank, or makes it idle.
   void Place(Member& member, std::optional<v1::RankSlot> place);
-  // Decides whether the worker counts as idle while it has no rank.
-  void Exclude(Member& member, bool excluded);
+  // Decides whether the worker counts as idle while it has no rank, and as one that may be used at
+  // all. `withdrawn` implies `excluded`.
+  void Exclude(Member& member, bool excluded, bool withdrawn);
 
   Member* Find(absl::string_view member_id);
   const Member* Find(absl::string_view member_id) const;
@@ -123,6 +126,10 @@ class Membership {
   // of device.
   const Ids& idle() const { return idle_; }
   size_t CountIdle(v1::Cluster::Device kind) const;
+  // Number of workers of this kind that support the precision and are not withdrawn, whether they
+  // have ranks or not; and of those that hold a rank of the run. Ranks of programs do not count.
+  size_t CountWorkers(v1::Cluster::Device kind, v1::RunSpec::Precision precision) const;
+  size_t CountPlacedIn(absl::string_view run, v1::Cluster::Device kind) const;
   // Counts the changes of the set of idle workers.
   uint64_t idle_changes() const { return idle_changes_; }
   // Number of workers on the host that hold a rank, and of idle ones.
@@ -154,6 +161,8 @@ class Membership {
   void Index(const Member& member);
   void Unindex(const Member& member);
   void NoteChange(const Member& member);
+  // Changes the numbers of workers by kind and run by one, up or down.
+  void CountWorker(const Member& member, bool add);
   static int CountOf(const std::map<std::string, int>& hosts, const std::string& host) {
     const auto found = hosts.find(host);
     return found == hosts.end() ? 0 : found->second;
@@ -174,6 +183,8 @@ class Membership {
   std::map<std::string, Ids> by_key_;
   Ids idle_;
   std::map<v1::Cluster::Device, size_t> idle_of_kind_;
+  std::map<std::pair<v1::Cluster::Device, v1::RunSpec::Precision>, size_t> workers_of_;
+  std::map<std::pair<std::string, v1::Cluster::Device>, size_t> placed_in_;
   std::map<std::string, int> placed_on_;
   std::map<std::string, int> idle_on_;
   Ids aggregators_;

@@ -10,13 +10,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/events/planning.h"
+#include "coordinator/events/retention.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
 
 namespace cadre {
-
-// Default number of ended runs that are kept.
-inline constexpr int kKeepClosedRuns = 16;
 
 struct CoordinatorOptions {
   // The plan of a group of `ranks` workers. Required.
@@ -38,9 +36,8 @@ struct CoordinatorOptions {
   absl::Duration return_grace = absl::Seconds(2);
   // Maximum number of live runs.
   int max_live_runs = 256;
-  // Number of ended runs that are kept: those that ended last. The others are deleted, with their
-  // files on the aggregators.
-  int keep_closed_runs = kKeepClosedRuns;
+  // Which runs that have ended are deleted without an order, with their files on the aggregators.
+  RetentionPolicy retention;
   // Number of the newest commit records of each run that are kept. Replay needs two, and the one
   // that is being applied, which is kept in addition; the others are for people.
   uint32_t keep_commits = 16;

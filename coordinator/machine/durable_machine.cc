@@ -26,7 +26,8 @@ absl::StatusOr<std::map<std::string, std::string>> ReadRecords(Store& store) {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix :
        {kMetaKey, kMemberPrefix, kRunPrefix, kSpecPrefix, kDeletedPrefix, kGroupPrefix,
-        kProfilePrefix, kStandingPrefix, kLostRankPrefix, kHistoryPrefix, kEventPrefix}) {
+        kProfilePrefix, kStandingPrefix, kLostRankPrefix, kCordonedAggregatorPrefix, kHistoryPrefix,
+        kEventPrefix}) {
     CADRE_ASSIGN_OR_RETURN(auto found, store.Scan(prefix));
     records.merge(found);
   }

@@ -116,6 +116,10 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       v1::StandingRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       cluster_.standings().Load(record);
+    } else if (absl::StartsWith(key, kCordonedAggregatorPrefix)) {
+      v1::CordonedAggregatorRecord record;
+      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
+      cluster_.Load(record);
     } else if (absl::StartsWith(key, kLostRankPrefix)) {
       v1::LostRankRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
@@ -171,7 +175,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const CancelTrace& e) {
             for (auto& [number, run] : runs_.all()) run.traces().Cancel(e.request);
           },
-          [this](const CordonMembers& e) { cluster_.OnCordonMembers(e); },
+          [this](const CordonMembers& e) { OnCordon(e); },
           [this](const PlansFound& e) {
             planner_.OnPlansFound(e);
             runs_.Visit(e.run);
@@ -230,6 +234,7 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
     for (const v1::RunWarning& warning : message.heartbeat().warnings()) {
       OnRunWarning(member, warning);
     }
+    if (!member.worker()) runs_.VisitWaitingForAggregators();
     if (!member.place.has_value()) return reserved_ranks_.SendReasonOfRun(member);
     Run& run = *runs_.Find(member.place->run());
     if (run.OnHeartbeat(member, message.heartbeat())) runs_.Visit(run);
@@ -246,9 +251,9 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
 void Machine::OnRunWarning(const Member& member, const v1::RunWarning& warning) {
   Run* const run = runs_.Find(warning.run());
   if (run == nullptr) return;
-  const bool added = run->AddWarning(absl::StrCat(member.worker() ? "worker " : "aggregator ",
-                                                  member.record.name(), " on ",
-                                                  member.record.host(), ": ", warning.text()));
+  const bool added = run->stored().AddWarning(
+      absl::StrCat(member.worker() ? "worker " : "aggregator ", member.record.name(), " on ",
+                   member.record.host(), ": ", warning.text()));
   if (added) runs_.Visit(*run);
 }
 
@@ -403,6 +408,12 @@ void Machine::Drop(const std::string& member_id, absl::string_view reason, v1::F
   }
 }
 
+// Runs may wait for an aggregator that is readmitted.
+void Machine::OnCordon(const CordonMembers& cordon) {
+  cluster_.OnCordonMembers(cordon);
+  runs_.VisitAll();
+}
+
 void Machine::ExpireMembers() {
   for (const std::string& id : cluster_.members().Expired(cluster_.now())) {
     cluster_.Count("leases_lost");
@@ -428,15 +439,17 @@ void Machine::OnTrace(const TraceGroup& trace) {
 void Machine::Settle() {
   Runs::Settled settled;
   bool form = false;
+  bool ended = false;
   do {
     settled = runs_.Settle(std::exchange(form, true));
-    if (settled.ended) EvictEndedRuns();
+    ended = ended || settled.ended;
   } while (settled.released);
+  if (ended || cluster_.now() >= retention_at_) ApplyRetention();
 }
 
 absl::Time Machine::NextDeadline() const {
   return std::min({cluster_.members().NextExpiry(), cluster_.NextAvailable(), runs_.NextDeadline(),
-                   cluster_.programs().NextDeadline(), stored_.NextDeadline()});
+                   cluster_.programs().NextDeadline(), stored_.NextDeadline(), retention_at_});
 }
 
 std::string Machine::IdOf(absl::string_view run) const {

@@ -130,6 +130,7 @@ class Machine {
   void Drop(const std::string& member_id, absl::string_view reason, v1::FailureCause cause);
   void OnClosed(const Member& member);
   void OnAggregatorLost(const Member& member);
+  void OnCordon(const CordonMembers& cordon);
   void ExpireMembers();
 
   // ---- Runs
@@ -139,14 +140,14 @@ class Machine {
                 absl::FunctionRef<absl::Status(Run&)> act);
   void OnRollBack(const RollBackRun& event);
   void OnDelete(const DeleteRun& event);
-  // Removes the records of the run, and orders its aggregators to remove its files. Requires: the
-  // run has ended.
-  void Delete(const Run& run);
+  // Removes the records of the run, and orders its aggregators to remove its files. `reason`: for
+  // the event; empty: an operator has ordered it. Requires: the run has ended.
+  void Delete(const Run& run, absl::string_view reason);
   void OnTrace(const TraceGroup& trace);
   // Carries out everything that the event or the time has made possible.
   void Settle();
-  // Deletes the runs that ended first, if there are too many.
-  void EvictEndedRuns();
+  // Deletes runs that have ended, and announces deletions, by the options.
+  void ApplyRetention();
 
   const Options options_;
   Cluster cluster_;
@@ -155,6 +156,8 @@ class Machine {
   DeletedRuns deleted_;
   StoredRuns stored_;
   ReservedRanks reserved_ranks_;
+  // When ApplyRetention has work without the end of a run.
+  absl::Time retention_at_ = absl::InfinitePast();
   // Number of the last trace since this process started.
   uint32_t last_trace_ = 0;
 };

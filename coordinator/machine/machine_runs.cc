@@ -1,10 +1,10 @@
 // Submission and deletion of runs. Part of Machine.
 #include <google/protobuf/util/message_differencer.h>
 
-#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -94,14 +94,27 @@ void Machine::OnRollBack(const RollBackRun& event) {
            [&](Run& run) { return run.RollBack(event.version, event.leave_out); });
 }
 
-void Machine::EvictEndedRuns() {
-  std::set<std::pair<int64_t, uint32_t>> ended;
+void Machine::ApplyRetention() {
+  std::vector<EndedRun> ended;
   for (const auto& [number, run] : runs_.all()) {
-    if (!run.live()) ended.insert({run.record().ended_ms(), number});
+    if (!run.live()) ended.push_back(run.Ended());
   }
-  while (std::ssize(ended) > options_.keep_closed_runs) {
-    Delete(runs_.all().at(ended.extract(ended.begin()).value().second));
+  const RetentionChanges changes =
+      FindRetentionChanges(options_.retention, std::move(ended), cluster_.now());
+  Runs::Map& runs = runs_.all();
+  for (const RetentionChanges::Run& removed : changes.remove) {
+    Delete(runs.at(removed.number), removed.reason);
   }
+  for (const RetentionChanges::Run& announced : changes.announce) {
+    cluster_.Count("deletions_announced");
+    runs.at(announced.number).stored().AnnounceRemoval(announced.removal, announced.reason);
+    runs.at(announced.number).Touch();
+  }
+  for (const uint32_t number : changes.withdraw) {
+    runs.at(number).stored().WithdrawRemoval();
+    runs.at(number).Touch();
+  }
+  retention_at_ = changes.next;
 }
 
 void Machine::OnDelete(const DeleteRun& event) {
@@ -113,14 +126,14 @@ void Machine::OnDelete(const DeleteRun& event) {
     status = absl::FailedPreconditionError(
         absl::StrCat("run ", run->id(), " has not ended; stop it first: cadre stop ", run->id()));
   } else if (run != nullptr) {
-    Delete(*run);
+    Delete(*run, "");
   } else if (!deleted_.Contains(event.run)) {
     status = NoSuchRun(event.run);
   }
   cluster_.out().Reply({.request = event.request, .status = status});
 }
 
-void Machine::Delete(const Run& run) {
+void Machine::Delete(const Run& run, absl::string_view reason) {
   v1::DeletedRunRecord deleted;
   deleted.set_run(run.id());
   deleted.set_lineage(run.record().lineage());
@@ -131,9 +144,12 @@ void Machine::Delete(const Run& run) {
   cluster_.out().EraseOne(SpecKey(run.id()));
   cluster_.out().EraseBelow(CommitsPrefix(run.id()));
   cluster_.out().EraseBelow(HistoryPrefix(run.id()));
-  cluster_.ReportRun(v1::EVENT_KIND_RUN_DELETED, run.id(), "the run was deleted");
+  cluster_.ReportRun(v1::EVENT_KIND_RUN_DELETED, run.id(),
+                     absl::StrCat("the run was deleted", reason.empty() ? "" : ": ", reason));
   cluster_.Count("runs_deleted");
   runs_.Erase(run.number());
+  // Others may fit the budget now.
+  retention_at_ = absl::InfinitePast();
   if (!names.empty()) deleted_.Add(deleted);
 }
 

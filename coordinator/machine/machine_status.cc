@@ -76,8 +76,20 @@ class StatusPage {
   size_t bytes_ = 0;
 };
 
-void FillCluster(const CoordinatorOptions& options, const Cluster& cluster, absl::Time now,
-                 v1::StatusReply& reply) {
+void FillRetention(const RetentionPolicy& policy, const Runs::Map& runs, v1::Retention& status) {
+  status.set_keep_seconds(absl::ToDoubleSeconds(policy.keep_for));
+  status.set_keep_bytes(policy.keep_bytes);
+  status.set_keep_without_version(policy.keep_without_version);
+  for (const auto& [number, run] : runs) {
+    const EndedRun ended = run.live() ? EndedRun() : run.Ended();
+    if (!ended.has_version) continue;
+    status.set_runs(status.runs() + 1);
+    status.set_stored_bytes(status.stored_bytes() + ended.bytes);
+  }
+}
+
+void FillCluster(const CoordinatorOptions& options, const Cluster& cluster, const Runs::Map& runs,
+                 absl::Time now, v1::StatusReply& reply) {
   v1::CoordinatorStatus& coordinator = *reply.mutable_coordinator();
   coordinator.set_version(options.version);
   coordinator.set_protocol(options.protocol);
@@ -87,6 +99,7 @@ void FillCluster(const CoordinatorOptions& options, const Cluster& cluster, absl
   coordinator.set_starts(cluster.meta().starts());
   coordinator.set_insecure(options.insecure);
   coordinator.set_exhausted(cluster.limit_reached());
+  FillRetention(options.retention, runs, *coordinator.mutable_retention());
   // Aggregators count what they refuse themselves and report the sums in their heartbeats.
   auto& counters = *reply.mutable_counters();
   counters = cluster.meta().counters();
@@ -117,7 +130,10 @@ v1::MemberStatus MemberStatusOf(const Cluster& cluster, const Member& member, ab
   status.set_connected(member.connected());
   if (member.place.has_value()) *status.mutable_place() = *member.place;
   for (const auto& [name, value] : member.counters) (*status.mutable_counters())[name] = value;
-  if (!member.worker()) return status;
+  if (!member.worker()) {
+    status.set_cordoned(cluster.IsCordoned(member.record.name()));
+    return status;
+  }
   const Standings::Worker worker = Cluster::WorkerOf(member);
   status.set_cordoned(cluster.standings().IsCordoned(worker));
   for (const Standings::Key& key :
@@ -180,7 +196,7 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
   if (!request.run().empty() && only == nullptr) return NoSuchRun(request.run());
   StatusPage page(request);
   if (request.page_token().empty()) {
-    FillCluster(options_, cluster_, now, page.reply());
+    FillCluster(options_, cluster_, runs, now, page.reply());
     for (const auto& [number, run] : runs) {
       if (only == nullptr || &run == only) *page.reply().add_runs() = run.Status(now);
     }

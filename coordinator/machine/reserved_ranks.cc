@@ -128,8 +128,9 @@ void ReservedRanks::EndIncomplete() {
       const std::string reason =
           absl::StrCat(Programs::Describe(lost), " of this program has not returned");
       End(reservation.program(), reason);
-      run->AddWarning(absl::StrCat("a program of ", reservation.ranks(), " ranks was ended: ",
-                                   Programs::Describe(lost), " has not returned"));
+      run->stored().AddWarning(absl::StrCat("a program of ", reservation.ranks(),
+                                            " ranks was ended: ", Programs::Describe(lost),
+                                            " has not returned"));
       runs_.Visit(*run);
     } else {
       programs.Forget(reservation.program(), cluster_.out());

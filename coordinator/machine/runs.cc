@@ -98,8 +98,14 @@ void Runs::VisitAll() {
   for (const auto& [number, run] : runs_) unsettled_.insert(number);
 }
 
-// Runs are visited in order of submission: earlier ones choose from the idle workers first and
-// reserve the workers that they wait for.
+void Runs::VisitWaitingForAggregators() {
+  for (const uint32_t number : waiting_) {
+    if (runs_.at(number).waits_for_aggregators()) unsettled_.insert(number);
+  }
+}
+
+// Runs are visited in the order of the queue: the first ones choose from the idle workers first,
+// and reserve the workers that they wait for.
 Runs::Settled Runs::Settle(bool form) {
   Cluster& cluster = context_.cluster;
   cluster.UpdateIdle();
@@ -118,7 +124,7 @@ Runs::Settled Runs::Settle(bool form) {
     unsettled_.insert(waiting_.begin(), waiting_.end());
     if (!unsettled_.empty()) idle = cluster.IdleByHost();
   }
-  for (const uint32_t number : unsettled_) {
+  for (const uint32_t number : cluster.queue().InOrder(unsettled_)) {
     Run& run = runs_.at(number);
     run.Touch();
     if (run.active() && (!run.waits() || run.Form(idle))) {

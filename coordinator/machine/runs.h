@@ -59,6 +59,8 @@ class Runs {
   Run* Visit(absl::string_view id);
   void Visit(const Run& run) { unsettled_.insert(run.number()); }
   void VisitAll();
+  // Those that no aggregators could be chosen for: one of these has changed.
+  void VisitWaitingForAggregators();
   struct Settled {
     // A run that has ended was visited.
     bool ended = false;

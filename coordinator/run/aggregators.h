@@ -18,6 +18,7 @@
 #include "coordinator/cluster/cluster.h"
 #include "coordinator/run/copy_orders.h"
 #include "coordinator/run/run_rounds.h"
+#include "coordinator/run/shard_placement.h"
 #include "coordinator/run/shard_restore.h"
 #include "coordinator/run/shards.h"
 #include "coordinator/run/slot.h"
@@ -53,8 +54,15 @@ class Aggregators {
   void SendAddresses(absl::string_view member_id) const;
 
   // Chooses aggregators for a queued run, once the workers of a group are idle. Returns false if
-  // too few aggregators are connected.
+  // too few aggregators can be used.
   bool Choose(size_t idle_workers);
+  // Whether the last call has returned false.
+  bool lacking() const { return lacking_; }
+  // The aggregators that can be used for the shards, if these are not chosen yet.
+  ShardPlacement Place() const;
+  // The aggregator has no space for its shard, although it seemed to have, and the run has no
+  // version yet: others are chosen. Returns false if the error has another cause.
+  bool OnTooLittleSpace(const Member& member, const v1::RunOpened& opened);
   void OpenAll();
   void OnJoined(const Member& member, bool address_changed);
   // The stream of the aggregator has ended, or its lease.
@@ -106,6 +114,8 @@ class Aggregators {
 
  private:
   bool LostShardBeforeStart() const;
+  // The shards are to be chosen again.
+  void Unassign();
   // Empty if the shard's version matches the run's; otherwise how it was lost.
   std::string CheckOpened(const Member& member, const v1::RunOpened& opened) const;
   void Lose(const v1::RunOpened& opened, const std::string& reason);
@@ -139,6 +149,10 @@ class Aggregators {
   CopyOrders copies_;
   // Groups whose lowest accepted generation has changed in this event. They may have been removed.
   std::map<uint32_t, uint32_t> fences_;
+  bool lacking_ = false;
+  // Aggregators that have refused a shard of this run for lack of space, with the counters that
+  // they had reported then: they are not chosen until they report others.
+  std::map<std::string, std::map<std::string, uint64_t>> full_;
 };
 
 }  // namespace cadre

@@ -5,12 +5,16 @@
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/string_view.h"
 #include "coordinator/cluster/device_match.h"
 #include "coordinator/run/run_rules.h"
 
 namespace cadre {
 namespace {
+
+// For so long the workers of a group that has ended are reserved, if one of them is lost.
+constexpr absl::Duration kReturnTime = absl::Minutes(1);
 
 void Take(const WorkerIds& workers, WorkerIds& idle) {
   const std::set<absl::string_view> taken(workers.begin(), workers.end());
@@ -56,6 +60,33 @@ std::vector<WorkerIds> IdlePrograms(const RunView& run, const Membership& member
     for (const auto& [rank, member] : ranks) program.push_back(member);
   }
   return complete;
+}
+
+size_t CountAvailable(const RunView& run, const Membership& members, v1::Cluster::Device kind) {
+  const v1::Cluster::Device requested = RequestedDevice(run.spec());
+  if (requested != v1::Cluster::DEVICE_UNSPECIFIED && requested != kind) return 0;
+  const size_t workers = members.CountWorkers(kind, run.spec().precision());
+  return workers - std::min(workers, members.CountPlacedIn(run.id(), kind));
+}
+
+absl::Time ReservesUntil(const Slot& slot) {
+  return slot.record().lived() ? slot.waiting_since() + kReturnTime : absl::InfinitePast();
+}
+
+size_t CountServable(const RunView& run, const Membership& members, absl::Time now) {
+  if (run.spec().model().has_opaque()) return 0;
+  // The first group of a run has all its ranks; see ShrinksAt for the others.
+  const bool first = run.record().state() == v1::RUN_STATE_QUEUED &&
+                     run.slots().waiting().size() == run.slots().size();
+  const size_t ranks = first ? RanksPerGroup(run.spec()) : MinRanksPerGroup(run.spec());
+  size_t slots = 0;
+  for (const v1::Cluster::Device kind : kDeviceKinds) {
+    slots += CountAvailable(run, members, kind) / ranks;
+  }
+  const size_t ended = absl::c_count_if(run.slots().waiting(), [&](uint32_t group) {
+    return now < ReservesUntil(run.slots()[group]);
+  });
+  return std::max(slots, ended);
 }
 
 void ReserveWorkers(const RunView& run, const Membership& members, WorkerIds& idle) {

@@ -1,8 +1,9 @@
 // Which idle workers may form a group of a run. Workers are named by their ids.
 //
-// A slot that waits for workers reserves idle ones, in order of submission and of slots. Otherwise
-// runs with small groups would take every worker that becomes idle, and a large group would never
-// form. The price is idle workers while a large group waits.
+// A slot that waits for workers reserves idle ones, in the order of the queue
+// (coordinator/cluster/run_queue.h) and of slots. The price is idle workers while a large group
+// waits. A slot for which too few workers are registered reserves none, unless its group has just
+// ended: a lost worker usually returns, and the others would be taken meanwhile.
 //
 // A group of full size forms immediately. A smaller one forms only after rejoin_wait: a restarted
 // worker usually returns sooner, and forming the group twice costs more than the wait. A run never
@@ -36,6 +37,14 @@ std::vector<WorkerIds> WorkersByDevice(const RunView& run, const Membership& mem
 // opaque model may be any number, those of another one at most that of the run.
 std::vector<WorkerIds> IdlePrograms(const RunView& run, const Membership& members,
                                     const WorkerIds& idle);
+// Number of waiting slots of the run that may reserve workers: registered workers, idle or in
+// groups of other runs, are enough for them, or their groups have just ended.
+size_t CountServable(const RunView& run, const Membership& members, absl::Time now);
+// Until when the slot may reserve workers because its group has just ended; InfinitePast if it
+// never had one.
+absl::Time ReservesUntil(const Slot& slot);
+// Workers of this kind that the run can use, besides those in groups of its own.
+size_t CountAvailable(const RunView& run, const Membership& members, v1::Cluster::Device kind);
 // Takes the workers that a slot waits for from `idle`: later slots and runs do not get them.
 void ReserveWorkers(const RunView& run, const Membership& members, WorkerIds& idle);
 // From when the slot may form a group of less than full size.

@@ -64,7 +64,8 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
     const std::string& host = member->record.host();
     int soon = joining[host];
     if (soon > 0) {
-      const size_t demand = cluster_.DemandUpTo(RunNumber(run.run()), member->record.device_kind());
+      const size_t demand =
+          cluster_.queue().DemandUpTo(RunNumber(run.run()), member->record.device_kind());
       soon = std::max<int>(soon, std::min<size_t>(cluster_.members().CountIdleOn(host), demand));
     }
     const int workers = cluster_.members().CountPlaced(host) + soon;

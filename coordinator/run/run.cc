@@ -236,6 +236,7 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
     const std::string reason = absl::StrCat("aggregator ", member.record.name(),
                                             " cannot create version 0: ", opened.error());
     if (commits().newest().has_value()) return parking_.Park({opened.shard(), reason});
+    if (aggregators_.OnTooLittleSpace(member, opened)) return groups_.UpdateDemand();
     return End(v1::RUN_STATE_FAILED, reason);
   }
   const uint32_t newest = record().version() + (committing() ? 1 : 0);
@@ -396,6 +397,7 @@ absl::Time Run::NextDeadline() const {
   for (const uint32_t group : slots_.waiting()) {
     consider(ShrinksAt(*this, slots_[group]));
     consider(slots_[group].blocked_until());
+    consider(ReservesUntil(slots_[group]));
   }
   consider(groups_.barrier_since() + RejoinWait(spec()));
   const Round::Away away = attribution_.Away();

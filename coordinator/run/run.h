@@ -99,8 +99,8 @@ class Run final : public RunWithStatus {
   // A program with a training loop of its own has ended the loop, and its group has ended.
   void OnLoopEnded();
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
-  // Something has gone wrong although the run goes on. Returns false for a repetition.
-  bool AddWarning(const std::string& text) { return stored_.AddWarning(text); }
+  // For warnings, and the deletion of a run that has ended.
+  StoredRun& stored() { return stored_; }
   // An aggregator has not carried out an order for this run.
   void OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed);
   void OnAggregatorJoined(const Member& member, bool address_changed);
@@ -116,9 +116,9 @@ class Run final : public RunWithStatus {
   void FenceAll(absl::string_view reason) { groups_.FenceAll(reason); }
   Traces& traces() { return traces_; }
 
-  // ---- Settling. Runs are visited in order of submission.
+  // ---- Settling. Runs are visited in the order of the queue (coordinator/cluster/run_queue.h).
   // Forms groups from the idle workers, and takes those that it uses or reserves from `idle`.
-  // Returns false if too few aggregators are connected: the run then takes nothing and cannot
+  // Returns false if too few aggregators can be used: the run then takes nothing and cannot
   // advance.
   bool Form(std::vector<std::string>& idle);
   // Judges failures, starts prepared groups, closes the round, assigns parts of the evaluation.

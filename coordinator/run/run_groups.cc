@@ -24,6 +24,7 @@
 #include "coordinator/run/evaluation.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/store/keys.h"
+#include "model/shard_space.h"
 
 namespace cadre {
 
@@ -77,13 +78,33 @@ void RunGroups::PlaceMembers() {
 }
 
 void RunGroups::UpdateDemand() {
-  const auto waiting =
-      absl::c_count_if(slots_.waiting(), [this](uint32_t group) { return !run_.LeavesOut(group); });
-  cluster_.SetDemand(
-      run_.number(),
-      {.device = RequestedDevice(run_.spec()),
-       .ranks = RanksPerGroup(run_.spec()),
-       .slots = run_.active() && !run_.spec().model().has_opaque() ? size_t(waiting) : 0});
+  if (!run_.live()) return cluster_.queue().Erase(run_.number());
+  RunQueue::Run queued{.id = run_.id(),
+                       .priority = run_.spec().priority(),
+                       .device = RequestedDevice(run_.spec()),
+                       .ranks = RanksPerGroup(run_.spec()),
+                       .end = ExpectedEnd(),
+                       .shards = {record_.shards().begin(), record_.shards().end()}};
+  if (run_.active() && !aggregators_.lacking()) {
+    const size_t waiting = absl::c_count_if(
+        slots_.waiting(), [this](uint32_t group) { return !run_.LeavesOut(group); });
+    queued.slots = std::min(waiting, CountServable(run_, cluster_.members(), cluster_.now()));
+  }
+  if (!queued.shards.empty() && !run_.commits().newest().has_value()) {
+    queued.unreported_bytes =
+        SpaceOfLargestShard(run_.spec(), run_.Parameters(), queued.shards.size());
+  }
+  cluster_.queue().Set(run_.number(), std::move(queued));
+}
+
+absl::Time RunGroups::ExpectedEnd() const {
+  const uint32_t total = TotalSteps(record_);
+  const uint32_t done = record_.step() - FirstStep(run_.spec());
+  if (record_.state() != v1::RUN_STATE_RUNNING || done == 0 || total <= record_.step()) {
+    return absl::InfiniteFuture();
+  }
+  const absl::Duration trained = cluster_.now() - absl::FromUnixMillis(record_.started_ms());
+  return cluster_.now() + trained / done * (total - record_.step());
 }
 
 void RunGroups::Moved(const Slot& slot) {
@@ -109,10 +130,15 @@ bool RunGroups::ChooseAggregators(const WorkerIds& idle) {
   for (const WorkerIds& alike : WorkersByDevice(run_, members, idle)) {
     workers = std::max(workers, alike.size());
   }
-  return aggregators_.Choose(workers);
+  const int shards = record_.shards_size();
+  const bool chosen = aggregators_.Choose(workers);
+  if (!chosen || record_.shards_size() != shards) UpdateDemand();
+  return chosen;
 }
 
 absl::Status RunGroups::Form(WorkerIds& idle) {
+  UpdateDemand();
+  size_t reserved = 0;
   // A group of a slot that another group has left in this round would have to wait.
   std::vector<uint32_t> waiting(slots_.waiting().begin(), slots_.waiting().end());
   std::stable_partition(waiting.begin(), waiting.end(),
@@ -132,8 +158,11 @@ absl::Status RunGroups::Form(WorkerIds& idle) {
           record_.state() == v1::RUN_STATE_QUEUED) {
         return formation.status();
       }
+      if (absl::IsResourceExhausted(formation.status())) continue;
     }
+    if (reserved == CountServable(run_, cluster_.members(), cluster_.now())) continue;
     ReserveWorkers(run_, cluster_.members(), idle);
+    ++reserved;
   }
   return absl::OkStatus();
 }

@@ -58,10 +58,10 @@ class RunGroups {
   absl::Status Load(const std::map<std::string, std::string>& records);
   // Members keep their ranks: all of them have new leases, so they can return.
   void PlaceMembers();
-  // Reports to the cluster how many workers the run waits for.
+  // Reports to the queue what the run waits for and what it uses.
   void UpdateDemand();
 
-  // Returns false if too few aggregators are connected.
+  // Returns false if too few aggregators can be used.
   bool ChooseAggregators(const WorkerIds& idle);
   // Forms groups from the idle workers, and takes those that are used or reserved from `idle`.
   // Errors: ResourceExhausted if the run, which has not started, is too large for the workers.
@@ -92,6 +92,8 @@ class RunGroups {
   void Disband(absl::string_view reason);
 
  private:
+  // When training ends, by its progress; InfiniteFuture: not known.
+  absl::Time ExpectedEnd() const;
   bool Needs(const Slot& slot) const;
   absl::StatusOr<Formation> Choose(const Slot& slot, WorkerIds& idle);
   void FormGeneration(Slot& slot, const Formation& formation);

@@ -70,7 +70,7 @@ bool RunGroups::CanReform(const Slot& slot) const {
     if (member == nullptr || !member->connected()) return false;
   }
   // A waiting slot would take the released workers.
-  return !cluster_.AnyDemandUpTo(run_.number());
+  return !cluster_.queue().AnyDemandUpTo(run_.number());
 }
 
 // At a commit a group holds no uncommitted state: it is released, and its slot is re-formed
@@ -106,7 +106,7 @@ bool RunGroups::MaybeGrow(Slot& slot) {
   if (slot.own_loop()) return false;
   if (slot.ranks() >= requested || record_.state() != v1::RUN_STATE_RUNNING) return false;
   const v1::Cluster::Device kind = DeviceKindOf(slot);
-  const size_t reserved = cluster_.DemandUpTo(run_.number(), kind);
+  const size_t reserved = cluster_.queue().DemandUpTo(run_.number(), kind);
   const size_t idle = cluster_.CountTrusted(kind, run_.spec().precision());
   if (idle <= reserved) return false;
   size_t ranks = std::min(requested, slot.ranks() + idle - reserved);

@@ -13,9 +13,11 @@
 #include "base/digest.h"
 #include "coordinator/cluster/device_match.h"
 #include "coordinator/run/evaluation.h"
+#include "coordinator/run/formation.h"
 #include "coordinator/run/prediction_error_cause.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/run/screen.h"
+#include "model/shard_space.h"
 
 namespace cadre {
 namespace {
@@ -160,6 +162,7 @@ v1::RunStatus RunWithStatus::Status(absl::Time now) const {
   v1::RunStatus status;
   status.set_run(record.run());
   status.set_name(record.spec().name());
+  status.set_priority(record.spec().priority());
   status.set_state(record.state());
   status.set_reason(active() || behind() ? WaitReason() : record.reason());
   status.set_lineage(record.lineage());
@@ -179,11 +182,7 @@ v1::RunStatus RunWithStatus::Status(absl::Time now) const {
   status.set_groups(groups);
   if (record.scaling_to() != groups) status.set_scaling_to(record.scaling_to());
   status.set_groups_alive(slots().started().size());
-  // A graph of the model is built for it, so it is computed once.
-  if (!parameters_.has_value()) {
-    parameters_ = options_.parameter_count ? options_.parameter_count(record.spec()) : 0;
-  }
-  status.set_parameters(*parameters_);
+  status.set_parameters(Parameters());
   FillTraffic(record, parts_.rounds.traffic(), status);
   for (const Slot& slot : slots()) {
     status.set_rate(std::max(status.rate(), slot.progress.rate()));
@@ -195,6 +194,7 @@ v1::RunStatus RunWithStatus::Status(absl::Time now) const {
   parts_.aggregators.copies().FillStatus(status);
   if (parts_.evaluation.checkpoints().Writes()) *status.mutable_checkpoint() = record.checkpoint();
   *status.mutable_warnings() = record.warnings();
+  FillRemoval(status);
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
   FillTimes(*this, now, status);
   if (status.tokens_per_second() > 0 || record.metrics().tokens() > 0) FillPerplexity(status);
@@ -272,6 +272,34 @@ void RunWithStatus::FillVersions(v1::RunStatus& status) const {
   status.set_diverged(record().diverged());
 }
 
+uint64_t RunWithStatus::Parameters() const {
+  if (!parameters_.has_value()) {
+    parameters_ = options_.parameter_count ? options_.parameter_count(spec()) : 0;
+  }
+  return *parameters_;
+}
+
+EndedRun RunWithStatus::Ended() const {
+  const v1::RunRecord& record = this->record();
+  EndedRun ended{.number = number(),
+                 .has_version = record.version() > 0,
+                 .ended = absl::FromUnixMillis(record.ended_ms())};
+  if (record.removal_ms() != 0) ended.removal = absl::FromUnixMillis(record.removal_ms());
+  if (!ended.has_version) return ended;
+  // The newest version and the one before are always stored.
+  std::set<uint32_t> versions(record.kept().begin(), record.kept().end());
+  versions.insert({record.version(), record.version() - 1});
+  ended.bytes = SpaceOfEnded(spec(), Parameters(), versions.size());
+  return ended;
+}
+
+void RunWithStatus::FillRemoval(v1::RunStatus& status) const {
+  if (live()) return;
+  status.set_stored_bytes(Ended().bytes);
+  status.set_removal_ms(record().removal_ms());
+  if (const std::string text = RemovalText(); !text.empty()) status.add_warnings(text);
+}
+
 void RunWithStatus::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
   if (!live()) return;
   for (int i = 0; i < shards().size(); ++i) {
@@ -332,14 +360,7 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     return absl::StrCat("waiting for groups: ", alive, " of at least ", min_groups, " are live");
   }
   if (averages() && record().shards_size() == 0) {
-    const Membership::Ids& aggregators = cluster_.members().aggregators();
-    const auto connected = std::count_if(
-        aggregators.begin(), aggregators.end(),
-        [this](const std::string& id) { return cluster_.members().Find(id)->connected(); });
-    const int64_t required = MinAggregators(spec());
-    if (connected < required) {
-      return absl::StrCat("waiting for aggregators: ", connected, " of ", required, " connected");
-    }
+    if (std::string reason = parts_.aggregators.Place().reason; !reason.empty()) return reason;
   }
   if (averages() && record().shards_size() > 0 && !shards_open()) {
     std::vector<std::string> opening;
@@ -402,30 +423,62 @@ std::string RunWithStatus::MissingWorkers() const {
 }
 
 std::string RunWithStatus::MissingNativeWorkers() const {
+  const Membership& members = cluster_.members();
   const uint32_t ranks = RanksPerGroup(spec());
-  const v1::RunSpec::Precision precision = spec().precision();
-  // Idle workers that support the precision.
-  int cuda = 0, cpu = 0;
-  for (const std::string& id : cluster_.members().idle()) {
+  size_t available = 0;
+  for (const v1::Cluster::Device kind : kDeviceKinds) {
+    available = std::max(available, CountAvailable(*this, members, kind));
+  }
+  const std::string waiting = absl::StrCat("waiting for workers", WorkersText(), ": ");
+  if (CountServable(*this, members, cluster_.now()) == 0) {
+    const bool has_groups = slots().waiting().size() < slots().size();
+    return absl::StrCat(waiting, "a group needs ", ranks, ", and ",
+                        available == 0 ? "none" : absl::StrCat("only ", available), " can be used",
+                        has_groups ? " besides those of the run" : "", cluster_.ExcludedWorkers(),
+                        "; other runs are served meanwhile");
+  }
+  size_t idle = 0;
+  std::string before;
+  std::optional<RunQueue::Start> start;
+  for (const v1::Cluster::Device kind : kDeviceKinds) {
+    if (CountAvailable(*this, members, kind) == 0) continue;
+    const size_t of_kind = CountIdle(kind);
+    const size_t reserved = std::min(of_kind, cluster_.queue().DemandBefore(number(), kind));
+    idle = std::max(idle, of_kind - reserved);
+    if (reserved > 0) before = cluster_.queue().FirstBefore(number(), kind);
+    const auto expected = cluster_.queue().ExpectedStart(number(), kind);
+    if (expected.has_value() && (!start.has_value() || expected->at < start->at)) start = expected;
+  }
+  std::string text = absl::StrCat(waiting, idle, " of ", ranks, " for a group are idle");
+  if (!before.empty()) absl::StrAppend(&text, " and not reserved for ", before);
+  absl::StrAppend(&text, cluster_.ExcludedWorkers());
+  if (!start.has_value()) return text;
+  const absl::Duration left = std::max(start->at - cluster_.now(), absl::ZeroDuration());
+  return absl::StrCat(text, "; expected to start in ",
+                      absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))), ", when ",
+                      start->after, " ends");
+}
+
+size_t RunWithStatus::CountIdle(v1::Cluster::Device kind) const {
+  return absl::c_count_if(cluster_.members().idle(), [&](const std::string& id) {
     const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
-    if (worker.has_reservation() || !Supports(worker, precision)) continue;
-    ++(worker.device_kind() == v1::Cluster::CUDA ? cuda : cpu);
-  }
+    return !worker.has_reservation() && worker.device_kind() == kind && Suits(worker, spec());
+  });
+}
+
+std::string RunWithStatus::WorkersText() const {
   const v1::Cluster::Device device = RequestedDevice(spec());
-  const std::string supporting =
-      precision <= v1::RunSpec::FP32
-          ? ""
-          : absl::StrCat(" that support ", v1::RunSpec::Precision_Name(precision));
-  if (cuda == 0 && device != v1::Cluster::CUDA) {
-    return absl::StrCat("waiting for workers", supporting, ": ", cpu, " of ", ranks,
-                        " for a group are idle", cluster_.ExcludedWorkers());
-  }
-  const char* const kind = device == v1::Cluster::CUDA  ? " with CUDA devices"
-                           : device == v1::Cluster::CPU ? " with CPUs"
-                                                        : " with one kind of device";
-  return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers", kind, supporting,
-                      "; idle: ", cuda, " with CUDA devices, ", cpu, " with CPUs",
-                      cluster_.ExcludedWorkers());
+  const v1::RunSpec::Precision precision = spec().precision();
+  const auto kinds = absl::c_count_if(kDeviceKinds, [&](v1::Cluster::Device kind) {
+    return cluster_.members().CountWorkers(kind, precision) > 0;
+  });
+  return absl::StrCat(device == v1::Cluster::CUDA  ? " with CUDA devices"
+                      : device == v1::Cluster::CPU ? " with CPUs"
+                      : kinds > 1                  ? " with one kind of device"
+                                                   : "",
+                      precision <= v1::RunSpec::FP32
+                          ? ""
+                          : absl::StrCat(" that support ", v1::RunSpec::Precision_Name(precision)));
 }
 
 }  // namespace cadre

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "coordinator/events/retention.h"
 #include "coordinator/run/aggregators.h"
 #include "coordinator/run/run_context.h"
 #include "coordinator/run/run_evaluation.h"
@@ -29,6 +30,7 @@ class RunWithStatus : public RunView {
   const Commits& commits() const final { return parts_.rounds.commits(); }
   const Shards& shards() const final { return parts_.aggregators.shards(); }
   bool behind() const final { return live() && parts_.stale.known(); }
+  uint64_t Parameters() const final;
 
   v1::RunStatus Status(absl::Time now) const;
   // `details`: also the plan, and what every rank holds.
@@ -39,6 +41,10 @@ class RunWithStatus : public RunView {
   absl::Status CheckKept(uint32_t version) const {
     return parts_.rounds.versions().CheckKept(version);
   }
+  // What decides whether the run, which has ended, is kept.
+  EndedRun Ended() const;
+  // Whether no aggregators could be chosen for its shards.
+  bool waits_for_aggregators() const { return active() && parts_.aggregators.lacking(); }
   // Empty: the run waits for nothing.
   std::string WaitReason() const;
   // What the run waits for besides workers, for a program that has joined; empty if that is nothing
@@ -69,15 +75,21 @@ class RunWithStatus : public RunView {
   // Programs for this run that lack ranks; empty if there are none.
   std::string IncompletePrograms() const;
   std::string MissingNativeWorkers() const;
+  // Idle workers of this kind that the run can use, also those that are reserved for other runs.
+  size_t CountIdle(v1::Cluster::Device kind) const;
+  // The devices that the run requires, for the reason; empty if it requires none.
+  std::string WorkersText() const;
   // Why the round waits: for a rollback, or for groups that load a version. Empty if it does not.
   std::string RoundReason() const;
   void FillVersions(v1::RunStatus& status) const;
+  // Fills what concerns the deletion of a run that has ended.
+  void FillRemoval(v1::RunStatus& status) const;
 
   const Cluster& cluster_;
   const GroupPlanner& planner_;
   const CoordinatorOptions& options_;
   const Parts parts_;
-  // Parameters of the model, once a status was computed.
+  // A graph of the model is built for it, so it is computed once.
   mutable std::optional<uint64_t> parameters_;
 };
 

@@ -40,6 +40,10 @@ class RunView {
   virtual const Commits& commits() const = 0;
   virtual const Shards& shards() const = 0;
   const History& history() const { return history_; }
+  // As in StoredRun.
+  std::string RemovalText() const { return stored_.RemovalText(); }
+  // Number of parameters of the model; 0: not known.
+  virtual uint64_t Parameters() const = 0;
 
   bool live() const { return IsLive(record().state()); }
   bool parked() const { return record().state() == v1::RUN_STATE_PARKED; }

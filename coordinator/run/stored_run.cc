@@ -4,6 +4,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "coordinator/store/keys.h"
 #include "proto/enum_text.h"
 
@@ -32,6 +33,29 @@ void StoredRun::SaveSpec() { cluster_.out().Put(SpecKey(record_.run()), record_.
 
 void StoredRun::Save(const Slot& slot) {
   cluster_.out().Put(GroupKey(record_.run(), slot.group()), slot.record());
+}
+
+void StoredRun::AnnounceRemoval(absl::Time at, const std::string& reason) {
+  record_.set_removal_ms(absl::ToUnixMillis(at));
+  record_.set_removal_reason(reason);
+  Save();
+  cluster_.ReportRun(v1::EVENT_KIND_RUN_WARNING, record_.run(), RemovalText());
+}
+
+void StoredRun::WithdrawRemoval() {
+  record_.clear_removal_ms();
+  record_.clear_removal_reason();
+  Save();
+  cluster_.ReportRun(v1::EVENT_KIND_RUN_WARNING, record_.run(), "the run is kept after all");
+}
+
+std::string StoredRun::RemovalText() const {
+  if (record_.removal_ms() == 0) return "";
+  return absl::StrCat(
+      "the run will be deleted, with its model, at ",
+      absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::FromUnixMillis(record_.removal_ms()),
+                       absl::UTCTimeZone()),
+      ": ", record_.removal_reason());
 }
 
 bool StoredRun::AddWarning(const std::string& text) {

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "absl/time/time.h"
 #include "coordinator/cluster/cluster.h"
 #include "coordinator/run/slot.h"
 #include "proto/cadre/v1/records.pb.h"
@@ -29,6 +30,11 @@ class StoredRun {
   void Save(const Slot& slot);
   // Something has gone wrong although the run goes on. Returns false for a repetition.
   bool AddWarning(const std::string& text);
+  // The run, which has ended, will be deleted, or not any more: stored, and reported as an event.
+  void AnnounceRemoval(absl::Time at, const std::string& reason);
+  void WithdrawRemoval();
+  // When and why the run will be deleted; empty if it is kept.
+  std::string RemovalText() const;
 
  private:
   Cluster& cluster_;

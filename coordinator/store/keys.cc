@@ -26,6 +26,10 @@ std::string LostRankKey(absl::string_view program, uint32_t rank) {
 
 std::string DeletedKey(absl::string_view run) { return absl::StrCat(kDeletedPrefix, run); }
 
+std::string CordonedAggregatorKey(absl::string_view name) {
+  return absl::StrCat(kCordonedAggregatorPrefix, name);
+}
+
 std::string RunKey(absl::string_view run) { return absl::StrCat(kRunPrefix, run); }
 
 std::string SpecKey(absl::string_view run) { return absl::StrCat(kSpecPrefix, run); }

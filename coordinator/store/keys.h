@@ -37,6 +37,8 @@ inline constexpr char kProfilePrefix[] = "profile/";
 inline constexpr char kDeletedPrefix[] = "deleted/";
 // Prefix of StandingRecord.
 inline constexpr char kStandingPrefix[] = "standing/";
+// Prefix of CordonedAggregatorRecord.
+inline constexpr char kCordonedAggregatorPrefix[] = "aggregator/";
 // Prefix of LostRankRecord.
 inline constexpr char kLostRankPrefix[] = "lost/";
 
@@ -44,6 +46,7 @@ std::string MemberKey(absl::string_view member_id);
 // `name`: of a worker; empty for the host's own record.
 std::string StandingKey(absl::string_view host, absl::string_view name);
 std::string LostRankKey(absl::string_view program, uint32_t rank);
+std::string CordonedAggregatorKey(absl::string_view name);
 std::string RunKey(absl::string_view run);
 std::string SpecKey(absl::string_view run);
 std::string DeletedKey(absl::string_view run);

@@ -49,6 +49,8 @@ TEST(ValidateTest, NameModelAndBatch) {
   ExpectProblems({
       {"name", "", "name", "is missing"},
       {"", "name: '" + std::string(64, 'a') + "'", "name", "has 64 characters; at most 63"},
+      {"", "priority: 1001", "priority", "is 1001; from -1000 to 1000 are possible"},
+      {"", "priority: -1001", "priority", "is -1001; from -1000 to 1000 are possible"},
       {"", "name: 'my_run'", "name", "'my_run'"},
       {"model", "", "model", "is missing"},
       {"model.input.height", "", "model.input.height", "is 0"},

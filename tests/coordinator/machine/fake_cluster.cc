@@ -261,7 +261,11 @@ void FakeCluster::Run(absl::Duration duration) {
         if (worker.connection != 0) Post(worker.connection, HeartbeatOf(worker));
       }
       for (const FakeAggregator& aggregator : aggregators()) {
-        if (aggregator.connection != 0) Post(aggregator.connection, v1::Heartbeat());
+        if (aggregator.connection == 0) continue;
+        v1::Heartbeat heartbeat;
+        heartbeat.mutable_counters()->insert(aggregator.counters.begin(),
+                                             aggregator.counters.end());
+        Post(aggregator.connection, heartbeat);
       }
       Deliver();
     }

@@ -356,7 +356,9 @@ void FakeMembers::OnOpenRun(FakeAggregator& aggregator, const v1::OpenRun& open)
     copy.set_version(version);
     copy.set_digest(digest);
   }
-  opened.set_error(behaviour.open_error);
+  if (behaviour.open_error_of.empty() || behaviour.open_error_of == aggregator.name) {
+    opened.set_error(behaviour.open_error);
+  }
   Post(aggregator.connection, opened);
 }
 

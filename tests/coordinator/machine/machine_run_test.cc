@@ -115,7 +115,8 @@ TEST_F(MachineRunTest, QueuedUntilMembersJoin) {
   cluster_.AddAggregator("agg-2");
   cluster_.Run(absl::Seconds(30));
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_QUEUED);
-  EXPECT_THAT(ReasonOf(run), HasSubstr("waiting for workers: 1 of 2"));
+  EXPECT_THAT(ReasonOf(run),
+              HasSubstr("waiting for workers: a group needs 2, and only 1 can be used"));
   cluster_.AddWorkers(1);
   EXPECT_EQ(Finish(run).state(), v1::RUN_STATE_DONE);
 }
@@ -232,20 +233,6 @@ TEST(MachineLimitsTest, InvalidSubmissions) {
   EXPECT_EQ(cluster.last_status.code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(MachineRunTest, EarlierRunsReserveWorkers) {
-  AddMembers(1, 0);
-  const std::string first = cluster_.Submit(MakeSpec(1, 2, 5, 10));
-  const std::string second = cluster_.Submit(MakeSpec(1, 1, 5, 10));
-  cluster_.AddWorkers(1);
-  cluster_.Run(absl::Seconds(20));
-  EXPECT_EQ(RunStateOf(second), v1::RUN_STATE_QUEUED);
-  cluster_.AddWorkers(1);
-  EXPECT_EQ(RunStateOf(first), v1::RUN_STATE_RUNNING);
-  EXPECT_EQ(RunStateOf(second), v1::RUN_STATE_QUEUED);
-  EXPECT_EQ(Finish(second).state(), v1::RUN_STATE_DONE);
-  EXPECT_EQ(RunStateOf(first), v1::RUN_STATE_DONE);
-}
-
 TEST_F(MachineRunTest, AggregatorWaitReservesNoWorkers) {
   const std::string waits = cluster_.Submit(MakeSpec(1, 1, 5, 10));
   const std::string runs = cluster_.Submit(MakeSpec(1, 1, 0, 10));
@@ -273,29 +260,9 @@ TEST_F(MachineRunTest, DifferentDataEndsRun) {
   EXPECT_THAT(ReasonOf(run), HasSubstr("the data sets differ"));
 }
 
-TEST(MachineLimitsTest, OldRunsAreEvicted) {
-  FakeCluster cluster([](Machine::Options& options) { options.keep_closed_runs = 1; });
-  cluster.AddAggregator("agg-0");
-  cluster.AddWorker("w0");
-  const std::string first = cluster.Submit(MakeSpec(1, 1, 5, 10));
-  ASSERT_TRUE(cluster.RunUntilEnded(first));
-  const std::string second = cluster.Submit(MakeSpec(1, 1, 5, 10));
-  ASSERT_TRUE(cluster.RunUntilEnded(second));
-  cluster.Run(absl::Seconds(1));
-  EXPECT_TRUE(cluster.machine().Revisions(first).empty());
-  EXPECT_FALSE(cluster.machine().Revisions(second).empty());
-  for (const auto& [key, value] : cluster.store()) {
-    EXPECT_TRUE(key == DeletedKey(first) || key.find(first) == std::string::npos) << key;
-  }
-  EXPECT_FALSE(cluster.aggregators()[0].shards.contains(first));
-  EXPECT_TRUE(cluster.aggregators()[0].shards.contains(second));
-  EXPECT_THAT(cluster.Submit(MakeSpec(1, 1, 5, 10)), StartsWith("run-3"))
-      << "numbers are not reused";
-}
-
 class DeleteRunTest : public ::testing::Test {
  protected:
-  DeleteRunTest() : cluster_([](Machine::Options& options) { options.keep_closed_runs = 1000; }) {
+  DeleteRunTest() {
     cluster_.AddAggregator("agg-0");
     cluster_.AddAggregator("agg-1");
     cluster_.AddWorker("w0");

@@ -262,7 +262,8 @@ TEST_F(AdoptTest, EndedRun) {
 
 // Its aggregators were away when it was stopped and until its record was removed.
 TEST(AdoptEvictedTest, EndedRunIsNotAdopted) {
-  FakeCluster cluster([](Machine::Options& options) { options.keep_closed_runs = 1; });
+  FakeCluster cluster(
+      [](Machine::Options& options) { options.retention.keep_without_version = 1; });
   cluster.behaviour.train = false;
   cluster.AddWorker("w0");
   cluster.AddAggregator("agg-0");
@@ -285,7 +286,8 @@ TEST(AdoptEvictedTest, EndedRunIsNotAdopted) {
 
 // No record of the deletion remains after many others.
 TEST(AdoptEvictedTest, ForgottenRunIsNotAdopted) {
-  FakeCluster cluster([](Machine::Options& options) { options.keep_closed_runs = 0; });
+  FakeCluster cluster(
+      [](Machine::Options& options) { options.retention.keep_without_version = 0; });
   cluster.behaviour.train = false;
   cluster.AddWorker("w0");
   cluster.AddAggregator("agg-0");

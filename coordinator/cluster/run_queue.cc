@@ -1,0 +1,103 @@
+#include "coordinator/cluster/run_queue.h"
+
+#include <algorithm>
+
+#include "absl/algorithm/container.h"
+
+namespace cadre {
+
+RunQueue::Key RunQueue::KeyOf(uint32_t number) const {
+  const auto found = runs_.find(number);
+  return {found == runs_.end() ? 0 : -int64_t{found->second.priority}, number};
+}
+
+void RunQueue::Set(uint32_t number, Run run) {
+  Erase(number);
+  const bool waits = run.slots > 0;
+  runs_[number] = std::move(run);
+  if (waits) waiting_.insert(KeyOf(number));
+}
+
+void RunQueue::Erase(uint32_t number) {
+  waiting_.erase(KeyOf(number));
+  runs_.erase(number);
+}
+
+std::vector<uint32_t> RunQueue::InOrder(const std::set<uint32_t>& numbers) const {
+  std::vector<uint32_t> sorted(numbers.begin(), numbers.end());
+  absl::c_sort(sorted, [this](uint32_t a, uint32_t b) { return KeyOf(a) < KeyOf(b); });
+  return sorted;
+}
+
+template <typename Visit>
+void RunQueue::ForEachWaiting(Key last, v1::Cluster::Device kind, const Visit& visit) const {
+  for (auto it = waiting_.begin(); it != waiting_.end() && *it <= last; ++it) {
+    const Run& run = runs_.at(it->second);
+    // Slots with another device kind need none of these workers.
+    if (run.device != v1::Cluster::DEVICE_UNSPECIFIED && run.device != kind) continue;
+    visit(it->second, run);
+  }
+}
+
+size_t RunQueue::DemandUpTo(uint32_t run, v1::Cluster::Device kind) const {
+  size_t workers = 0;
+  ForEachWaiting(KeyOf(run), kind,
+                 [&](uint32_t, const Run& one) { workers += one.slots * one.ranks; });
+  return workers;
+}
+
+size_t RunQueue::DemandBefore(uint32_t run, v1::Cluster::Device kind) const {
+  size_t workers = 0;
+  ForEachWaiting(KeyOf(run), kind, [&](uint32_t number, const Run& one) {
+    workers += number == run ? 0 : one.slots * one.ranks;
+  });
+  return workers;
+}
+
+std::string RunQueue::FirstBefore(uint32_t run, v1::Cluster::Device kind) const {
+  std::string first;
+  ForEachWaiting(KeyOf(run), kind, [&](uint32_t number, const Run& one) {
+    if (number != run && first.empty()) first = one.id;
+  });
+  return first;
+}
+
+bool RunQueue::AnyDemandUpTo(uint32_t run) const {
+  return !waiting_.empty() && *waiting_.begin() <= KeyOf(run);
+}
+
+std::optional<RunQueue::Start> RunQueue::ExpectedStart(uint32_t run,
+                                                       v1::Cluster::Device kind) const {
+  const auto found = runs_.find(run);
+  if (found == runs_.end()) return std::nullopt;
+  std::vector<const Run*> ends;
+  for (const auto& [number, one] : runs_) {
+    if (number != run && one.end < absl::InfiniteFuture()) ends.push_back(&one);
+  }
+  absl::c_sort(ends, [](const Run* a, const Run* b) { return a->end < b->end; });
+  const size_t needed = DemandBefore(run, kind) + found->second.ranks;
+  size_t idle = members_.CountIdle(kind);
+  for (const Run* one : ends) {
+    idle += members_.CountPlacedIn(one->id, kind);
+    if (idle >= needed) return Start{one->end, one->id};
+  }
+  return std::nullopt;
+}
+
+int RunQueue::CountShards(absl::string_view aggregator) const {
+  int shards = 0;
+  for (const auto& [number, run] : runs_) {
+    shards += static_cast<int>(absl::c_count(run.shards, aggregator));
+  }
+  return shards;
+}
+
+int64_t RunQueue::UnreportedBytes(absl::string_view aggregator) const {
+  int64_t bytes = 0;
+  for (const auto& [number, run] : runs_) {
+    if (absl::c_linear_search(run.shards, aggregator)) bytes += run.unreported_bytes;
+  }
+  return bytes;
+}
+
+}  // namespace cadre

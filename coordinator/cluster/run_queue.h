@@ -1,0 +1,88 @@
+// The live runs in the order in which they are served, what they wait for, and what they use.
+//
+// Runs of a higher priority come first, and among equal priorities those that were submitted first.
+// A run that waits for workers keeps the idle ones that it can use for itself, so runs behind it
+// get the others only: without this, small runs would take every worker that becomes idle, and a
+// large group would never form. A run that the registered workers are not enough for keeps none.
+//
+// Pure and thread-compatible.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "coordinator/cluster/membership.h"
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+class RunQueue {
+ public:
+  // Borrowed.
+  explicit RunQueue(const Membership& members) : members_(members) {}
+
+  struct Run {
+    std::string id;
+    int32_t priority = 0;
+    // It waits for `slots` groups of `ranks` workers of one kind (unspecified: any).
+    v1::Cluster::Device device = v1::Cluster::DEVICE_UNSPECIFIED;
+    uint32_t ranks = 0;
+    size_t slots = 0;
+    // When it ends, by its progress; InfiniteFuture: not known.
+    absl::Time end = absl::InfiniteFuture();
+    // Names of the aggregators of its shards. Until these have its first version, their heartbeats
+    // may not count the bytes that they need for it.
+    std::vector<std::string> shards;
+    int64_t unreported_bytes = 0;
+  };
+  void Set(uint32_t number, Run run);
+  // The run has ended.
+  void Erase(uint32_t number);
+
+  // The runs in the order in which they are served.
+  std::vector<uint32_t> InOrder(const std::set<uint32_t>& numbers) const;
+
+  // ---- Workers
+  // Workers of this kind that the run and the runs before it wait for; that only those before it
+  // wait for; and the first of these.
+  size_t DemandUpTo(uint32_t run, v1::Cluster::Device kind) const;
+  size_t DemandBefore(uint32_t run, v1::Cluster::Device kind) const;
+  std::string FirstBefore(uint32_t run, v1::Cluster::Device kind) const;
+  // Whether the run or a run before it waits for workers.
+  bool AnyDemandUpTo(uint32_t run) const;
+  // When enough workers of the kind will be idle for the runs before this one and a group of it,
+  // and the run whose end that is; nullopt if it is not known.
+  struct Start {
+    absl::Time at;
+    std::string after;
+  };
+  std::optional<Start> ExpectedStart(uint32_t run, v1::Cluster::Device kind) const;
+
+  // ---- Aggregators
+  // Shards of live runs on the aggregator, and bytes that it does not report as reserved yet.
+  int CountShards(absl::string_view aggregator) const;
+  int64_t UnreportedBytes(absl::string_view aggregator) const;
+
+ private:
+  // Orders as InOrder.
+  using Key = std::pair<int64_t, uint32_t>;
+  Key KeyOf(uint32_t number) const;
+  // Calls `visit` with each run that waits for workers of the kind, in order, up to `last`.
+  template <typename Visit>
+  void ForEachWaiting(Key last, v1::Cluster::Device kind, const Visit& visit) const;
+
+  const Membership& members_;
+  std::map<uint32_t, Run> runs_;
+  // Those with waiting slots.
+  std::set<Key> waiting_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,92 @@
+#include "coordinator/run/shard_placement.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <tuple>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "coordinator/run/run_rules.h"
+#include "model/shard_space.h"
+
+namespace cadre {
+namespace {
+
+using Candidates = std::vector<ShardCandidate>;
+
+int64_t FreeOf(const ShardCandidate& candidate) {
+  return candidate.free.value_or(std::numeric_limits<int64_t>::max());
+}
+
+std::string SpaceText(const ShardCandidate& candidate, int64_t needed) {
+  return absl::StrCat("aggregator ", candidate.name, " has ", FreeOf(candidate),
+                      " bytes free, and a shard needs ", needed);
+}
+
+std::vector<std::string> NamesOf(const Candidates& candidates) {
+  std::vector<std::string> names;
+  for (const ShardCandidate& candidate : candidates) names.push_back(candidate.name);
+  absl::c_sort(names);
+  return names;
+}
+
+// Too few are connected and neither cordoned nor full.
+std::string CountReason(const Candidates& all, size_t usable, size_t required) {
+  int cordoned = 0;
+  int full = 0;
+  for (const ShardCandidate& one : all) {
+    if (!one.connected) continue;
+    cordoned += one.cordoned ? 1 : 0;
+    full += !one.cordoned && one.full ? 1 : 0;
+  }
+  std::string reason =
+      absl::StrCat("waiting for aggregators: ", usable, " of ", required, " connected");
+  if (cordoned > 0) absl::StrAppend(&reason, ", and ", cordoned, " cordoned");
+  if (full > 0) absl::StrAppend(&reason, ", and ", full, " without space for a shard");
+  return reason;
+}
+
+}  // namespace
+
+ShardPlacement PlaceShards(const v1::RunSpec& spec, uint64_t parameters, Candidates candidates) {
+  const size_t required = MinAggregators(spec);
+  const size_t requested = spec.cluster().aggregators();
+  Candidates usable;
+  absl::c_copy_if(candidates, std::back_inserter(usable), [](const ShardCandidate& candidate) {
+    return candidate.connected && !candidate.cordoned && !candidate.full;
+  });
+  ShardPlacement placement;
+  if (usable.size() < required) {
+    placement.reason = CountReason(candidates, usable.size(), required);
+    return placement;
+  }
+  // The most free space first, so that the shards of a smaller number are on the first ones.
+  absl::c_sort(usable, [](const ShardCandidate& a, const ShardCandidate& b) {
+    return std::tuple(-FreeOf(a), a.name) < std::tuple(-FreeOf(b), b.name);
+  });
+  size_t shards = requested > 0 ? requested : usable.size();
+  const auto needed = [&] { return SpaceOfLargestShard(spec, parameters, shards); };
+  const auto fits = [&](const ShardCandidate& candidate) { return FreeOf(candidate) >= needed(); };
+  while (requested == 0 && shards > required && !fits(usable[shards - 1])) --shards;
+  const auto full = std::find_if_not(usable.begin(), usable.end(), fits);
+  std::vector<std::string> too_small;
+  for (auto it = full; it != usable.end(); ++it) too_small.push_back(SpaceText(*it, needed()));
+  const size_t fitting = full - usable.begin();
+  if (fitting < shards) {
+    placement.reason =
+        absl::StrCat("waiting for aggregators with free space: ", absl::StrJoin(too_small, "; "));
+    return placement;
+  }
+  if (requested == 0) placement.left_out = std::move(too_small);
+  usable.erase(full, usable.end());
+  std::stable_sort(
+      usable.begin(), usable.end(),
+      [](const ShardCandidate& a, const ShardCandidate& b) { return a.shards < b.shards; });
+  usable.resize(shards);
+  placement.chosen = NamesOf(usable);
+  return placement;
+}
+
+}  // namespace cadre

@@ -1,0 +1,86 @@
+#include "coordinator/run/shard_placement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/shard_space.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kParameters = 1000;
+
+v1::RunSpec Spec(uint32_t aggregators) {
+  v1::RunSpec spec;
+  spec.mutable_averaging()->set_every_steps(5);
+  spec.mutable_cluster()->set_aggregators(aggregators);
+  return spec;
+}
+
+int64_t Needed(const v1::RunSpec& spec, uint32_t shards) {
+  return SpaceOfLargestShard(spec, kParameters, shards);
+}
+
+TEST(ShardPlacement, AllAreUsed) {
+  const ShardPlacement placement =
+      PlaceShards(Spec(0), kParameters, {{.name = "b", .free = 1 << 20}, {.name = "a"}});
+  EXPECT_THAT(placement.chosen, ElementsAre("a", "b"));
+  EXPECT_THAT(placement.left_out, IsEmpty());
+}
+
+TEST(ShardPlacement, SmallDiskIsLeftOutByName) {
+  const v1::RunSpec spec = Spec(0);
+  const ShardPlacement placement = PlaceShards(
+      spec, kParameters, {{.name = "small", .free = 100}, {.name = "a"}, {.name = "b"}});
+  EXPECT_THAT(placement.chosen, ElementsAre("a", "b"));
+  ASSERT_EQ(placement.left_out.size(), 1u);
+  EXPECT_EQ(placement.left_out[0], "aggregator small has 100 bytes free, and a shard needs " +
+                                       std::to_string(Needed(spec, 2)));
+}
+
+// Without the smallest one, the shards are larger than what the next one has.
+TEST(ShardPlacement, LeavingOneOutMayRuleOutAnother) {
+  const v1::RunSpec spec = Spec(0);
+  const ShardPlacement placement = PlaceShards(spec, kParameters,
+                                               {{.name = "a", .free = 1 << 20},
+                                                {.name = "b", .free = Needed(spec, 2) - 1},
+                                                {.name = "c", .free = Needed(spec, 3) - 1}});
+  EXPECT_THAT(placement.chosen, ElementsAre("a"));
+  EXPECT_EQ(placement.left_out.size(), 2u);
+}
+
+TEST(ShardPlacement, FewestShardsThenMostSpace) {
+  const ShardPlacement placement = PlaceShards(Spec(2), kParameters,
+                                               {{.name = "a", .free = 4 << 20, .shards = 2},
+                                                {.name = "b", .free = 100, .shards = 0},
+                                                {.name = "c", .free = 1 << 20, .shards = 1},
+                                                {.name = "d", .free = 2 << 20, .shards = 1},
+                                                {.name = "e", .free = 1 << 20, .shards = 0}});
+  EXPECT_THAT(placement.chosen, ElementsAre("d", "e"));
+  EXPECT_THAT(placement.left_out, IsEmpty()) << "the run does not need it";
+}
+
+TEST(ShardPlacement, TooLittleSpaceIsTheReason) {
+  const ShardPlacement placement = PlaceShards(
+      Spec(2), kParameters, {{.name = "a", .free = 100}, {.name = "b"}, {.name = "c", .free = 7}});
+  EXPECT_THAT(placement.chosen, IsEmpty());
+  EXPECT_THAT(placement.reason, HasSubstr("waiting for aggregators with free space: "));
+  EXPECT_THAT(placement.reason, HasSubstr("aggregator a has 100 bytes free"));
+  EXPECT_THAT(placement.reason, HasSubstr("aggregator c has 7 bytes free"));
+}
+
+TEST(ShardPlacement, CordonedOnesAreNotUsed) {
+  std::vector<ShardCandidate> candidates = {
+      {.name = "a", .cordoned = true}, {.name = "b"}, {.name = "c", .connected = false}};
+  EXPECT_THAT(PlaceShards(Spec(0), kParameters, candidates).chosen, ElementsAre("b"));
+  const ShardPlacement two = PlaceShards(Spec(2), kParameters, candidates);
+  EXPECT_THAT(two.chosen, IsEmpty());
+  EXPECT_EQ(two.reason, "waiting for aggregators: 1 of 2 connected, and 1 cordoned");
+}
+
+}  // namespace
+}  // namespace cadre::testing
