@@ -25,6 +25,7 @@ void Operators::Start() {
 void Operators::End() {
   ended_ = true;
   for (const auto& worker : workers_) Readmit(worker->name());
+  for (const auto& aggregator : aggregators_) Readmit(aggregator->name());
 }
 
 void Operators::ScheduleNext() {
@@ -118,12 +119,17 @@ void Operators::Adopt() {
 }
 
 void Operators::Cordon() {
-  CordonMembers cordon{.member = AnyWorker(), .undo = world_.dice.Chance(0.4)};
-  cordon.drain = !cordon.undo && world_.dice.Chance(0.5);
+  const bool aggregator = world_.dice.Chance(0.2);
+  CordonMembers cordon{
+      .member = aggregator ? aggregators_[world_.dice.Between(0, aggregators_.size() - 1)]->name()
+                           : AnyWorker(),
+      .undo = world_.dice.Chance(0.4)};
+  cordon.drain = !aggregator && !cordon.undo && world_.dice.Chance(0.5);
   if (cordon.drain) cordon.drain_seconds = static_cast<double>(world_.dice.Between(1, 60));
-  coordinators_.current().Order(cordon, [this, cordon](const Replied& replied) {
+  coordinators_.current().Order(cordon, [this, cordon, aggregator](const Replied& replied) {
     if (!replied.status.ok()) return;
-    world_.Count(cordon.undo    ? "workers_readmitted"
+    world_.Count(aggregator     ? "aggregators_cordoned"
+                 : cordon.undo  ? "workers_readmitted"
                  : cordon.drain ? "workers_drained"
                                 : "workers_cordoned");
   });
@@ -160,14 +166,14 @@ void Operators::Read() {
   check("Events", absl::OkStatus());
 }
 
-// Until the coordinator has answered; a worker that it does not know has no cordon.
-void Operators::Readmit(const std::string& worker) {
+// Until the coordinator has answered; a member that it does not know has no cordon.
+void Operators::Readmit(const std::string& member) {
   auto answered = std::make_shared<bool>(false);
   coordinators_.current().Order(
-      CordonMembers{.member = worker, .undo = true},
+      CordonMembers{.member = member, .undo = true},
       [answered](const Replied& replied) { *answered = replied.status.ok(); });
-  world_.timeline.After(kAskAgain, [this, worker, answered] {
-    if (!*answered) Readmit(worker);
+  world_.timeline.After(kAskAgain, [this, member, answered] {
+    if (!*answered) Readmit(member);
   });
 }
 

@@ -13,6 +13,7 @@
 #include "proto/cadre/v1/records.pb.h"
 #include "tests/simulation/coordinators.h"
 #include "tests/simulation/invariants.h"
+#include "tests/simulation/simulated_aggregator.h"
 #include "tests/simulation/simulated_worker.h"
 #include "tests/simulation/world.h"
 
@@ -21,11 +22,13 @@ namespace cadre::simulation {
 class Operators {
  public:
   Operators(World& world, Coordinators& coordinators, Invariants& invariants,
-            const std::vector<std::unique_ptr<SimulatedWorker>>& workers)
+            const std::vector<std::unique_ptr<SimulatedWorker>>& workers,
+            const std::vector<std::unique_ptr<SimulatedAggregator>>& aggregators)
       : world_(world),
         coordinators_(coordinators),
         invariants_(invariants),
         workers_(workers),
+        aggregators_(aggregators),
         verbs_{&Operators::Scale,  &Operators::Resume, &Operators::Delete,  &Operators::Adopt,
                &Operators::Cordon, &Operators::Read,   &Operators::RollBack} {}
 
@@ -45,16 +48,17 @@ class Operators {
   void AttendDiverged();
   void Delete();
   void Adopt();
-  // Cordons a worker, drains it or readmits it.
+  // Cordons a worker, drains it or readmits it; or cordons or readmits an aggregator.
   void Cordon();
   // Calls the methods that only read.
   void Read();
-  void Readmit(const std::string& worker);
+  void Readmit(const std::string& member);
 
   World& world_;
   Coordinators& coordinators_;
   Invariants& invariants_;
   const std::vector<std::unique_ptr<SimulatedWorker>>& workers_;
+  const std::vector<std::unique_ptr<SimulatedAggregator>>& aggregators_;
   const std::vector<void (Operators::*)()> verbs_;
   bool ended_ = false;
 };

@@ -44,6 +44,7 @@ struct MinCount {
 // What the seeds must cause together.
 constexpr MinCount kMinCounts[] = {
     {"aggregator_crashes_in_orders", 50},
+    {"aggregators_cordoned", 20},
     {"aggregator_kills", 200},
     {"applies_repeated", 50},
     {"bad_hosts", 500},
@@ -188,9 +189,10 @@ void AddAllFields(const google::protobuf::Descriptor& type, const std::string& p
   }
 }
 
-// A new field of the averaging or of the cluster must be drawn, too, or be named here.
+// A new field of the averaging or of the cluster must be drawn, too, or be named here; and so must
+// the priority of runs.
 TEST(Simulation, SeedsDrawEveryField) {
-  std::set<std::string> missing;
+  std::set<std::string> missing = {"priority"};
   AddAllFields(*v1::Averaging::descriptor(), "averaging.", &missing);
   AddAllFields(*v1::Cluster::descriptor(), "cluster.", &missing);
   // How a group computes, which is not simulated.
@@ -204,6 +206,7 @@ TEST(Simulation, SeedsDrawEveryField) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     for (const v1::RunSpec& spec : Simulator({.seed = seed}).Draw()) {
       std::set<std::string> drawn;
+      if (spec.priority() != 0) drawn.insert("priority");
       AddFields(spec.averaging(), "averaging.", &drawn);
       AddFields(spec.cluster(), "cluster.", &drawn);
       for (const std::string& name : drawn) missing.erase(name);

@@ -124,7 +124,7 @@ Simulator::Simulator(const SimulatorOptions& options)
       fabrics_(world_),
       invariants_(world_, [this] { return ConnectedWorkers(); }),
       coordinators_(world_, network_, invariants_, MachineOptions()),
-      operators_(world_, coordinators_, invariants_, workers_),
+      operators_(world_, coordinators_, invariants_, workers_, aggregators_),
       injector_(world_, network_, coordinators_, workers_, aggregators_),
       liveness_(world_, coordinators_, workers_, aggregators_, network_),
       loads_(world_, coordinators_, workers_, aggregators_) {
@@ -212,6 +212,7 @@ v1::RunSpec Simulator::MakeSpec() {
   spec.mutable_stop()->set_steps(between(5, 60));
   if (dice.Chance(0.3)) spec.mutable_stop()->set_epochs(between(1, 10));
   spec.mutable_evaluation()->set_every_epochs(between(1, 3));
+  if (dice.Chance(0.3)) spec.set_priority(static_cast<int32_t>(between(0, 20)) - 10);
   return spec;
 }
 
