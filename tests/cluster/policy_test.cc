@@ -1,0 +1,128 @@
+// Tests with real processes what a coordinator keeps, and which runs it serves: a model outlives
+// failed submissions, a run that cannot be served stops no other, and a small disk takes no shards.
+#include <sys/mount.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cluster/cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+class PolicyTest : public ::testing::Test {
+ protected:
+  std::string Submit(const v1::RunSpec& spec) {
+    const auto run = cluster_.client().Submit(spec);
+    EXPECT_TRUE(run.ok()) << run.status();
+    return run.value_or("");
+  }
+  v1::RunStatus AwaitState(const std::string& run, v1::RunState state, absl::Duration limit) {
+    const auto status = cluster_.Await(
+        [&](const v1::StatusReply& seen) {
+          const v1::RunStatus* const found = FindRun(seen, run);
+          return found != nullptr && found->state() == state;
+        },
+        limit, absl::StrCat(run, " is ", v1::RunState_Name(state)));
+    EXPECT_TRUE(status.ok()) << status.status();
+    return status.ok() ? *FindRun(*status, run) : v1::RunStatus();
+  }
+  std::string Call(std::vector<std::string> arguments, int exit_code = 0) {
+    arguments.insert(arguments.end(), {"--coordinator", cluster_.coordinator()});
+    return RunCadre(arguments, exit_code);
+  }
+
+  Cluster cluster_;
+};
+
+TEST_F(PolicyTest, ModelOutlivesFailedSubmissions) {
+  const v1::RunSpec good = SmallSpec({.groups = 1, .ranks = 1, .aggregators = 1, .steps = 8});
+  const auto model = cluster_.StartRun(good);
+  ASSERT_TRUE(model.ok()) << model.status();
+  ASSERT_TRUE(cluster_.AwaitDone(*model, kLong).ok());
+  v1::RunSpec mistyped = good;
+  mistyped.set_name("mistyped");
+  mistyped.mutable_checkpoint()->set_from("/no/such/checkpoint");
+  for (int i = 0; i < 100; ++i) {
+    const std::string failed = Submit(mistyped);
+    ASSERT_EQ(AwaitState(failed, v1::RUN_STATE_FAILED, kLong).version(), 0u);
+  }
+  const std::string file = cluster_.folder() + "/model.safetensors";
+  EXPECT_THAT(Call({"export", *model, "-O", file}), HasSubstr("version"));
+  EXPECT_TRUE(std::filesystem::exists(file));
+  const auto status = cluster_.client().Status();
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->coordinator().retention().runs(), 1u);
+  EXPECT_GT(status->coordinator().retention().stored_bytes(), 0u);
+  EXPECT_EQ(status->runs_size(),
+            1 + static_cast<int>(status->coordinator().retention().keep_without_version()));
+}
+
+TEST_F(PolicyTest, RunThatCannotBeServedStopsNoOther) {
+  ASSERT_TRUE(cluster_.StartAll(/*aggregators=*/1, /*workers=*/2).ok());
+  const std::string large =
+      Submit(SmallSpec({.groups = 1, .ranks = 8, .aggregators = 1, .steps = 8}));
+  const absl::Time begin = absl::Now();
+  const std::string small =
+      Submit(SmallSpec({.groups = 1, .ranks = 1, .aggregators = 1, .steps = 1'000'000}));
+  AwaitState(small, v1::RUN_STATE_RUNNING, kLong);
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  EXPECT_EQ(AwaitState(large, v1::RUN_STATE_QUEUED, kLong).reason(),
+            "waiting for workers: a group needs 8, and only 2 can be used; other runs are served "
+            "meanwhile");
+}
+
+TEST_F(PolicyTest, SmallDiskTakesNoShards) {
+  const std::string folder = cluster_.folder() + "/aggregator-0";
+  std::filesystem::create_directory(folder);
+  if (mount("tmpfs", folder.c_str(), "tmpfs", 0, "size=80k") != 0) {
+    GTEST_SKIP() << "no disk can be mounted: " << strerror(errno);
+  }
+  ASSERT_TRUE(cluster_.StartAll(/*aggregators=*/2, /*workers=*/1).ok());
+  std::vector<std::string> runs;
+  for (const uint32_t aggregators : {0, 1}) {
+    const SmallRun small{
+        .groups = 1, .ranks = 1, .aggregators = aggregators, .steps = 8, .hidden = 512};
+    runs.push_back(Submit(SmallSpec(small)));
+    const auto done = cluster_.AwaitDone(runs.back(), kLong);
+    ASSERT_TRUE(done.ok()) << done.status();
+    const v1::RunStatus& run = *FindRun(*done, runs.back());
+    if (aggregators == 0) {
+      EXPECT_THAT(run.warnings(), ElementsAre(HasSubstr("aggregator aggregator-0 ")));
+    }
+    EXPECT_TRUE(std::filesystem::exists(cluster_.folder() + "/aggregator-1/" + runs.back()));
+    EXPECT_FALSE(std::filesystem::exists(folder + "/" + runs.back() + "/version-1"));
+  }
+  cluster_.Kill("aggregator-0");
+  EXPECT_EQ(umount2(folder.c_str(), MNT_DETACH), 0) << strerror(errno);
+}
+
+TEST_F(PolicyTest, CordonedAggregatorGetsNoNewRuns) {
+  ASSERT_TRUE(cluster_.StartAll(/*aggregators=*/2, /*workers=*/1).ok());
+  Call({"cordon", "aggregator-0"});
+  EXPECT_THAT(Call({"drain", "aggregator-1"}, 1), HasSubstr("is an aggregator"));
+  EXPECT_THAT(Call({"members"}), HasSubstr("cordoned"));
+  const std::string run =
+      Submit(SmallSpec({.groups = 1, .ranks = 1, .aggregators = 0, .steps = 8}));
+  const auto done = cluster_.AwaitDone(run, kLong);
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_THAT(FindRun(*done, run)->warnings(), IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(cluster_.folder() + "/aggregator-0/" + run));
+  EXPECT_TRUE(std::filesystem::exists(cluster_.folder() + "/aggregator-1/" + run));
+}
+
+}  // namespace
+}  // namespace cadre::testing
