@@ -86,13 +86,13 @@ class Validation : private SpecChecker {
     }
   }
 
-  // Names appear in commands and tables, hence the restricted characters.
   void CheckPriority() {
     if (std::abs(int64_t{spec_.priority()}) <= kMaxPriority) return;
     Add("priority", "is ", spec_.priority(), "; from -", kMaxPriority, " to ", kMaxPriority,
         " are possible");
   }
 
+  // Names appear in commands and tables, hence the restricted characters.
   void CheckName() {
     const std::string& name = spec_.name();
     if (name.empty()) {

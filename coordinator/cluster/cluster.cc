@@ -366,7 +366,7 @@ std::vector<std::string> Cluster::IdleByHost() const {
 Replied Cluster::CordonAggregator(const CordonMembers& cordon, const Member* member) {
   const std::string name = member == nullptr ? cordon.member : member->record.name();
   Replied reply{.request = cordon.request};
-  if (member == nullptr && !IsCordoned(name)) {
+  if (member == nullptr && !queue_.IsCordoned(name)) {
     reply.status = absl::NotFoundError(
         absl::StrCat("no such worker, host or aggregator: '", cordon.member, "'"));
     return reply;
@@ -378,11 +378,10 @@ Replied Cluster::CordonAggregator(const CordonMembers& cordon, const Member* mem
     return reply;
   }
   const std::string key = CordonedAggregatorKey(name);
+  queue_.SetCordoned(name, !cordon.undo);
   if (cordon.undo) {
-    cordoned_aggregators_.erase(name);
     out().EraseOne(key);
   } else {
-    cordoned_aggregators_.insert(name);
     v1::CordonedAggregatorRecord record;
     record.set_name(name);
     out().Put(key, record);

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,14 +120,6 @@ class Cluster : public Journal {
   RunQueue& queue() { return queue_; }
   const RunQueue& queue() const { return queue_; }
 
-  // ---- Aggregators that receive no new runs, by an operator
-  void Load(const v1::CordonedAggregatorRecord& record) {
-    cordoned_aggregators_.insert(record.name());
-  }
-  bool IsCordoned(const std::string& aggregator) const {
-    return cordoned_aggregators_.contains(aggregator);
-  }
-
  private:
   // `member`: the aggregator; null if none of this name is registered.
   Replied CordonAggregator(const CordonMembers& cordon, const Member* member);
@@ -152,7 +143,6 @@ class Cluster : public Journal {
   std::vector<std::string> closed_;
   std::vector<RefusedMessage> refused_;
   RunQueue queue_;
-  std::set<std::string> cordoned_aggregators_;
 };
 
 }  // namespace cadre

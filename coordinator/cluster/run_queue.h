@@ -67,6 +67,14 @@ class RunQueue {
   std::optional<Start> ExpectedStart(uint32_t run, v1::Cluster::Device kind) const;
 
   // ---- Aggregators
+  // Aggregators that receive no shards of new runs, by an operator. They need not be registered.
+  void SetCordoned(const std::string& aggregator, bool cordoned) {
+    cordoned ? void(cordoned_aggregators_.insert(aggregator))
+             : void(cordoned_aggregators_.erase(aggregator));
+  }
+  bool IsCordoned(const std::string& aggregator) const {
+    return cordoned_aggregators_.contains(aggregator);
+  }
   // Shards of live runs on the aggregator, and bytes that it does not report as reserved yet.
   int CountShards(absl::string_view aggregator) const;
   int64_t UnreportedBytes(absl::string_view aggregator) const;
@@ -83,6 +91,7 @@ class RunQueue {
   std::map<uint32_t, Run> runs_;
   // Those with waiting slots.
   std::set<Key> waiting_;
+  std::set<std::string> cordoned_aggregators_;
 };
 
 }  // namespace cadre

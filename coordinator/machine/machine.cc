@@ -119,7 +119,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
     } else if (absl::StartsWith(key, kCordonedAggregatorPrefix)) {
       v1::CordonedAggregatorRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
-      cluster_.Load(record);
+      cluster_.queue().SetCordoned(record.name(), true);
     } else if (absl::StartsWith(key, kLostRankPrefix)) {
       v1::LostRankRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));

@@ -131,7 +131,7 @@ v1::MemberStatus MemberStatusOf(const Cluster& cluster, const Member& member, ab
   if (member.place.has_value()) *status.mutable_place() = *member.place;
   for (const auto& [name, value] : member.counters) (*status.mutable_counters())[name] = value;
   if (!member.worker()) {
-    status.set_cordoned(cluster.IsCordoned(member.record.name()));
+    status.set_cordoned(cluster.queue().IsCordoned(member.record.name()));
     return status;
   }
   const Standings::Worker worker = Cluster::WorkerOf(member);

@@ -23,13 +23,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/algorithm/container.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/run/run_view.h"
-#include "model/shard_space.h"
 
 namespace cadre {
 namespace {
@@ -38,71 +35,6 @@ namespace {
 constexpr size_t kMaxFences = 64;
 
 }  // namespace
-
-bool Aggregators::LostShardBeforeStart() const {
-  return !run_.commits().newest().has_value() &&
-         std::any_of(
-             record_.shards().begin(), record_.shards().end(),
-             [this](const std::string& name) { return !cluster_.members().Aggregator(name); });
-}
-
-void Aggregators::Unassign() {
-  for (const std::string& name : record_.shards()) {
-    if (!absl::c_linear_search(record_.former_shards(), name)) record_.add_former_shards(name);
-  }
-  record_.clear_shards();
-  shards_.Reset();
-  stored_.Save();
-}
-
-ShardPlacement Aggregators::Place() const {
-  std::vector<ShardCandidate> candidates;
-  for (const std::string& id : cluster_.members().aggregators()) {
-    const Member& member = *cluster_.members().Find(id);
-    const std::string& name = member.record.name();
-    ShardCandidate candidate{.name = name,
-                             .connected = member.connected(),
-                             .cordoned = cluster_.IsCordoned(name),
-                             .shards = cluster_.queue().CountShards(name)};
-    const auto free = member.counters.find("disk_free_bytes");
-    const auto reserved = member.counters.find("disk_reserved_bytes");
-    if (free != member.counters.end()) {
-      const uint64_t taken = reserved == member.counters.end() ? 0 : reserved->second;
-      candidate.free = static_cast<int64_t>(free->second - std::min(free->second, taken)) -
-                       cluster_.queue().UnreportedBytes(name);
-    }
-    const auto full = full_.find(name);
-    candidate.full = full != full_.end() && full->second == member.counters;
-    candidates.push_back(std::move(candidate));
-  }
-  return PlaceShards(run_.spec(), run_.Parameters(), std::move(candidates));
-}
-
-bool Aggregators::Choose(size_t idle_workers) {
-  if (LostShardBeforeStart()) Unassign();
-  if (record_.shards_size() > 0) return true;
-  const ShardPlacement placement = Place();
-  lacking_ = placement.chosen.empty();
-  if (lacking_) return false;
-  // There are too few workers, but they are reserved for this run, which is first in the queue.
-  if (idle_workers < RanksPerGroup(run_.spec())) return true;
-  for (const std::string& text : placement.left_out) {
-    stored_.AddWarning(absl::StrCat(text, ": it stores no shard of this run"));
-  }
-  for (const std::string& name : placement.chosen) record_.add_shards(name);
-  stored_.Save();
-  OpenAll();
-  return true;
-}
-
-bool Aggregators::OnTooLittleSpace(const Member& member, const v1::RunOpened& opened) {
-  if (!absl::StartsWith(opened.error(), kTooLittleSpace)) return false;
-  full_[member.record.name()] = member.counters;
-  stored_.AddWarning(absl::StrCat("aggregator ", member.record.name(),
-                                  " stores no shard of this run: ", opened.error()));
-  Unassign();
-  return true;
-}
 
 void Aggregators::OpenAll() {
   for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);

@@ -1,7 +1,8 @@
 // The aggregators of a run: their shards, and whether the versions on their disks match. Changes
 // the fields of RunRecord that name them (shards, former_shards).
 //
-//   aggregators.cc          the choice of aggregators, opening of shards, fences, orders to apply
+//   aggregators.cc          opening of shards, fences, orders to apply
+//   shard_choice.cc         the choice of aggregators
 //   aggregators_restore.cc  the restoring of lost shards
 //
 // Pure and thread-compatible.
@@ -18,7 +19,7 @@
 #include "coordinator/cluster/cluster.h"
 #include "coordinator/run/copy_orders.h"
 #include "coordinator/run/run_rounds.h"
-#include "coordinator/run/shard_placement.h"
+#include "coordinator/run/shard_choice.h"
 #include "coordinator/run/shard_restore.h"
 #include "coordinator/run/shards.h"
 #include "coordinator/run/slot.h"
@@ -41,6 +42,7 @@ class Aggregators {
         rounds_(rounds),
         cluster_(cluster),
         shards_(stored.record()),
+        choice_(run, stored, shards_, cluster),
         copies_(run, stored.record(), cluster) {}
 
   const Shards& shards() const { return shards_; }
@@ -53,16 +55,9 @@ class Aggregators {
   std::vector<v1::ShardAddress> Addresses() const;
   void SendAddresses(absl::string_view member_id) const;
 
-  // Chooses aggregators for a queued run, once the workers of a group are idle. Returns false if
-  // too few aggregators can be used.
-  bool Choose(size_t idle_workers);
-  // Whether the last call has returned false.
-  bool lacking() const { return lacking_; }
-  // The aggregators that can be used for the shards, if these are not chosen yet.
-  ShardPlacement Place() const;
-  // The aggregator has no space for its shard, although it seemed to have, and the run has no
-  // version yet: others are chosen. Returns false if the error has another cause.
-  bool OnTooLittleSpace(const Member& member, const v1::RunOpened& opened);
+  // The choice of the aggregators; OpenAll must follow.
+  ShardChoice& choice() { return choice_; }
+  const ShardChoice& choice() const { return choice_; }
   void OpenAll();
   void OnJoined(const Member& member, bool address_changed);
   // The stream of the aggregator has ended, or its lease.
@@ -113,9 +108,6 @@ class Aggregators {
   void ResendRestages(const Slot& slot, uint32_t rank) const;
 
  private:
-  bool LostShardBeforeStart() const;
-  // The shards are to be chosen again.
-  void Unassign();
   // Empty if the shard's version matches the run's; otherwise how it was lost.
   std::string CheckOpened(const Member& member, const v1::RunOpened& opened) const;
   void Lose(const v1::RunOpened& opened, const std::string& reason);
@@ -146,13 +138,10 @@ class Aggregators {
   RunRounds& rounds_;
   Cluster& cluster_;
   Shards shards_;
+  ShardChoice choice_;
   CopyOrders copies_;
   // Groups whose lowest accepted generation has changed in this event. They may have been removed.
   std::map<uint32_t, uint32_t> fences_;
-  bool lacking_ = false;
-  // Aggregators that have refused a shard of this run for lack of space, with the counters that
-  // they had reported then: they are not chosen until they report others.
-  std::map<std::string, std::map<std::string, uint64_t>> full_;
 };
 
 }  // namespace cadre

@@ -236,7 +236,7 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
     const std::string reason = absl::StrCat("aggregator ", member.record.name(),
                                             " cannot create version 0: ", opened.error());
     if (commits().newest().has_value()) return parking_.Park({opened.shard(), reason});
-    if (aggregators_.OnTooLittleSpace(member, opened)) return groups_.UpdateDemand();
+    if (aggregators_.choice().OnTooLittleSpace(member, opened)) return groups_.UpdateDemand();
     return End(v1::RUN_STATE_FAILED, reason);
   }
   const uint32_t newest = record().version() + (committing() ? 1 : 0);

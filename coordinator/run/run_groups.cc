@@ -85,7 +85,7 @@ void RunGroups::UpdateDemand() {
                        .ranks = RanksPerGroup(run_.spec()),
                        .end = ExpectedEnd(),
                        .shards = {record_.shards().begin(), record_.shards().end()}};
-  if (run_.active() && !aggregators_.lacking()) {
+  if (run_.active() && !aggregators_.choice().lacking()) {
     const size_t waiting = absl::c_count_if(
         slots_.waiting(), [this](uint32_t group) { return !run_.LeavesOut(group); });
     queued.slots = std::min(waiting, CountServable(run_, cluster_.members(), cluster_.now()));
@@ -130,9 +130,11 @@ bool RunGroups::ChooseAggregators(const WorkerIds& idle) {
   for (const WorkerIds& alike : WorkersByDevice(run_, members, idle)) {
     workers = std::max(workers, alike.size());
   }
-  const int shards = record_.shards_size();
-  const bool chosen = aggregators_.Choose(workers);
-  if (!chosen || record_.shards_size() != shards) UpdateDemand();
+  const std::vector<std::string> before(record_.shards().begin(), record_.shards().end());
+  const bool chosen = aggregators_.choice().Choose(workers);
+  const bool changed = !absl::c_equal(before, record_.shards());
+  if (changed && record_.shards_size() > 0) aggregators_.OpenAll();
+  if (!chosen || changed) UpdateDemand();
   return chosen;
 }
 

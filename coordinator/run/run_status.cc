@@ -360,7 +360,8 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     return absl::StrCat("waiting for groups: ", alive, " of at least ", min_groups, " are live");
   }
   if (averages() && record().shards_size() == 0) {
-    if (std::string reason = parts_.aggregators.Place().reason; !reason.empty()) return reason;
+    if (std::string reason = parts_.aggregators.choice().Place().reason; !reason.empty())
+      return reason;
   }
   if (averages() && record().shards_size() > 0 && !shards_open()) {
     std::vector<std::string> opening;

@@ -44,7 +44,7 @@ class RunWithStatus : public RunView {
   // What decides whether the run, which has ended, is kept.
   EndedRun Ended() const;
   // Whether no aggregators could be chosen for its shards.
-  bool waits_for_aggregators() const { return active() && parts_.aggregators.lacking(); }
+  bool waits_for_aggregators() const { return active() && parts_.aggregators.choice().lacking(); }
   // Empty: the run waits for nothing.
   std::string WaitReason() const;
   // What the run waits for besides workers, for a program that has joined; empty if that is nothing

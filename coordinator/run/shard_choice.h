@@ -1,0 +1,56 @@
+// The choice of the aggregators of one run (shard_placement.h), from what the members report.
+// Changes the fields of RunRecord that name them.
+//
+// Pure and thread-compatible.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "coordinator/cluster/cluster.h"
+#include "coordinator/run/shard_placement.h"
+#include "coordinator/run/shards.h"
+#include "coordinator/run/stored_run.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/records.pb.h"
+
+namespace cadre {
+
+class RunView;
+
+class ShardChoice {
+ public:
+  // All are borrowed.
+  ShardChoice(const RunView& run, StoredRun& stored, Shards& shards, Cluster& cluster)
+      : run_(run), stored_(stored), record_(stored.record()), shards_(shards), cluster_(cluster) {}
+
+  // Chooses aggregators for a queued run, once the workers of a group are idle. Returns false if
+  // too few aggregators can be used.
+  bool Choose(size_t idle_workers);
+  // Whether the last call has returned false.
+  bool lacking() const { return lacking_; }
+  // The aggregators that can be used for the shards, if these are not chosen yet.
+  ShardPlacement Place() const;
+  // The aggregator has no space for its shard, although it seemed to have, and the run has no
+  // version yet: others are to be chosen. Returns false if the error has another cause.
+  bool OnTooLittleSpace(const Member& member, const v1::RunOpened& opened);
+
+ private:
+  bool LostShardBeforeStart() const;
+  // The shards are to be chosen again.
+  void Unassign();
+
+  const RunView& run_;
+  StoredRun& stored_;
+  v1::RunRecord& record_;
+  Shards& shards_;
+  Cluster& cluster_;
+  bool lacking_ = false;
+  // Aggregators that have refused a shard of this run for lack of space, with the counters that
+  // they had reported then: they are not chosen until they report others.
+  std::map<std::string, std::map<std::string, uint64_t>> full_;
+};
+
+}  // namespace cadre
