@@ -19,7 +19,8 @@
 //
 // Every message of the coordinator carries its epoch. A message of a lower epoch than the highest
 // one received comes from a coordinator that has been replaced: it ends the stream unread. The
-// owner may record the epoch, so that this holds after a restart of the member too.
+// owner may record the epoch, so that this holds after a restart of the member too. Hello names the
+// highest epoch, above which a coordinator that is entitled to it begins again.
 //
 // Refused is delivered to on_message, then the stream ends. After REFUSAL_UNKNOWN_MEMBER (the lease
 // expired while the member was disconnected) the client discards its id and joins as a new member.

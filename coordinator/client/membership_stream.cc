@@ -26,6 +26,7 @@ v1::MemberMessage MembershipStream::First(v1::Hello hello) const {
   *message.mutable_hello() = std::move(hello);
   message.mutable_hello()->set_protocol(kProtocol);
   message.mutable_hello()->set_member_id(member_id_);
+  message.mutable_hello()->set_highest_epoch(epoch_);
   return message;
 }
 

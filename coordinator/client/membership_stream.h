@@ -32,7 +32,7 @@ class MembershipStream {
   MembershipStream(uint64_t seed, uint64_t epoch, size_t max_queued);
 
   void Open(absl::Time now);
-  // `hello`, with protocol and id.
+  // `hello`, with protocol, id and the highest epoch.
   v1::MemberMessage First(v1::Hello hello) const;
 
   // A message has this epoch. False: the coordinator has been replaced by one of a higher epoch,

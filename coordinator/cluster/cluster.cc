@@ -43,6 +43,8 @@ constexpr int kMaxCounters = 256;
 constexpr int kMaxFallbacks = 16;
 // Maximum number of delayed orders of one aggregator.
 constexpr size_t kMaxDelayedOrders = 64;
+// Highest epoch that a member may report: numbers above it are not used up by starts.
+constexpr uint64_t kMaxEpoch = uint64_t{1} << 62;
 // How long a rank of a stalled group may take to leave its generation.
 constexpr absl::Duration kReleaseTime = absl::Seconds(10);
 
@@ -55,6 +57,12 @@ bool IsCounter(const std::string& name) {
     if (refusal == EnumText(static_cast<v1::Refusal>(values.value(i)->number()))) return true;
   }
   return false;
+}
+
+// What identifies a member (see above).
+std::pair<v1::Role, std::string> IdentityOf(const v1::Hello& hello) {
+  return {hello.role(),
+          hello.role() == v1::ROLE_AGGREGATOR ? hello.name() : hello.incarnation()};
 }
 
 std::string MissingField(const v1::Hello& hello) {
@@ -85,6 +93,31 @@ void Cluster::ReportMember(v1::EventKind kind, const Member& member, absl::strin
   event.set_member(member.record.name());
   event.set_text(std::string(text));
   Report(std::move(event));
+}
+
+// A coordinator that starts does not know the epochs of earlier ones if their store was lost, or is
+// older, and its clock is behind theirs. One that was replaced while it ran must not take over
+// again: members that it has welcomed itself have left it for another coordinator. A new start takes
+// over, as an operator decides.
+bool Cluster::HasEpochOf(ConnectionId connection, const v1::Hello& hello) {
+  const uint64_t epoch = hello.highest_epoch();
+  if (epoch <= meta().epoch()) return true;
+  if (epoch > kMaxEpoch) {
+    Refuse(connection, v1::REFUSAL_MALFORMED,
+           absl::StrCat("highest_epoch is ", epoch, ", more than ", kMaxEpoch));
+    return false;
+  }
+  std::string reason = absl::StrCat("the coordinator begins again above epoch ", epoch);
+  if (!welcomed_.contains(IdentityOf(hello))) {
+    out().Add(BeginAgain{epoch});
+  } else {
+    reason = absl::StrCat("a coordinator of epoch ", epoch, " has replaced this one, of epoch ",
+                          meta().epoch(), ", which takes over only when it is started again");
+    if (std::exchange(replaced_by_, std::max(replaced_by_, epoch)) < epoch) SetLimitReached(reason);
+  }
+  out().End(connection, absl::FailedPreconditionError(reason));
+  Close(connection);
+  return false;
 }
 
 std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v1::Hello& hello) {
@@ -124,6 +157,7 @@ std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v
   if (!joined.known) member = &AddMember(hello);
   const bool restarted = joined.known && member->record.incarnation() != hello.incarnation();
   Update(*member, hello);
+  welcomed_.insert(IdentityOf(hello));
   if (!joined.known || restarted) {
     ReportMember(v1::EVENT_KIND_MEMBER_JOINED, *member,
                  absl::StrCat(worker ? "worker " : "aggregator ", hello.name(), " on ",

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,6 +55,9 @@ class Cluster : public Journal {
     // Earlier processes of a restarted worker. The caller removes them before Welcome.
     std::vector<std::string> replaced;
   };
+  // Whether the epoch is not lower than that of the member. If it is lower, the stream ends; the
+  // coordinator begins again above it, unless it has been replaced.
+  bool HasEpochOf(ConnectionId connection, const v1::Hello& hello);
   // Registers the member; the caller calls Welcome. Empty if Hello was refused.
   std::optional<Joined> OnHello(ConnectionId connection, const v1::Hello& hello);
   void Welcome(Member& member, ConnectionId connection);
@@ -138,6 +142,10 @@ class Cluster : public Journal {
   Programs programs_;
   Standings standings_;
   std::map<std::string, absl::Time> lost_hosts_;
+  // Members that were welcomed in this epoch: names of aggregators and incarnations of workers.
+  std::set<std::pair<v1::Role, std::string>> welcomed_;
+  // The epoch of the coordinator that has replaced this one; 0: there is none.
+  uint64_t replaced_by_ = 0;
   // The earliest end of an exclusion.
   absl::Time available_at_ = absl::InfinitePast();
   std::vector<std::string> closed_;

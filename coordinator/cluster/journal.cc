@@ -20,7 +20,7 @@ std::vector<Action> Journal::Take() {
   return out_.Take();
 }
 
-void Journal::Restore(const v1::MetaRecord& meta) {
+void Journal::Restore(const v1::MetaRecord& meta, uint64_t epoch) {
   meta_ = meta;
   // The lower half of all numbers is enough for gaps, even if the coordinator starts often.
   if (meta_.starts() > 0 && meta_.generation() <= kMaxReportedNumber) {
@@ -31,7 +31,7 @@ void Journal::Restore(const v1::MetaRecord& meta) {
   if (meta_.backup()) meta_.set_run(meta_.run() + kBackupRuns);
   meta_.clear_backup();
   meta_.set_starts(meta_.starts() + 1);
-  meta_.set_epoch(std::max(meta_.epoch() + 1, static_cast<uint64_t>(absl::ToUnixMillis(now_))));
+  meta_.set_epoch(std::max(meta_.epoch() + 1, epoch));
   if (meta_.key_seed().empty()) meta_.set_key_seed(options_.key_seed);
   out_.SetEpoch(meta_.epoch());
   meta_changed_ = true;

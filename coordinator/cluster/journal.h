@@ -51,8 +51,9 @@ class Journal {
   std::vector<Action> Take();
 
   // ---- Counters and numbers
-  // Starts an epoch with the record of the store. Requires: Begin was called.
-  void Restore(const v1::MetaRecord& meta);
+  // Starts an epoch, `epoch` or a higher one, with the record of the store. Requires: Begin was
+  // called.
+  void Restore(const v1::MetaRecord& meta, uint64_t epoch);
   const v1::MetaRecord& meta() const { return meta_; }
   uint32_t NewGeneration();
   uint32_t NewRun();

@@ -195,6 +195,12 @@ struct SearchPlans {
   PlanQuery query;
 };
 
-using Action = std::variant<Store::Op, Send, Disconnect, Replied, SearchPlans>;
+// Start again, with a new state machine that is restored from the store, in an epoch higher than
+// `above`; all streams end, and calls that wait for a Replied. Events may still be handled before.
+struct BeginAgain {
+  uint64_t above = 0;
+};
+
+using Action = std::variant<Store::Op, Send, Disconnect, Replied, SearchPlans, BeginAgain>;
 
 }  // namespace cadre

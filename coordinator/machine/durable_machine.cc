@@ -49,9 +49,16 @@ absl::StatusOr<std::map<std::string, std::string>> ReadRecords(Store& store) {
 
 }  // namespace
 
-absl::StatusOr<DurableMachine::Turn> DurableMachine::Restore(Store& store, absl::Time now) {
+// The epoch begins before the records are read: another coordinator on the same store, which it
+// replaces, may change them until then.
+absl::StatusOr<DurableMachine::Turn> DurableMachine::Restore(Store& store, absl::Time now,
+                                                             uint64_t above) {
+  CADRE_ASSIGN_OR_RETURN(const std::optional<std::string> meta, store.Get(kMetaKey));
+  v1::MetaRecord last;
+  if (meta.has_value()) CADRE_RETURN_IF_ERROR(ParseRecord(kMetaKey, *meta, last));
+  CADRE_ASSIGN_OR_RETURN(const uint64_t epoch, store.BeginEpoch(std::max(above, last.epoch()), now));
   CADRE_ASSIGN_OR_RETURN(const auto records, ReadRecords(store));
-  CADRE_ASSIGN_OR_RETURN(auto actions, machine_.Restore(records, now));
+  CADRE_ASSIGN_OR_RETURN(auto actions, machine_.Restore(records, now, epoch));
   Turn turn;
   CADRE_ASSIGN_OR_RETURN(turn.actions, Commit(std::move(actions)));
   return turn;

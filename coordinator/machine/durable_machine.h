@@ -10,6 +10,8 @@
 //     CarryOut(machine.Handle(events, now));
 //   }
 //
+// After a BeginAgain, the driver replaces the object by a new one, as after a restart.
+//
 // Guarantees: no action is returned before the records that it depends on are durable. If they
 // cannot be made durable, nothing is returned, and the object must be discarded: its state is ahead
 // of the store. A time in which the driver did not read events is no silence of the members
@@ -18,6 +20,7 @@
 // Thread-compatible. `now` never decreases.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -60,9 +63,10 @@ class DurableMachine {
   DurableMachine(Options options, absl::Time now)
       : options_(std::move(options)), machine_(options_.machine), last_read_(now) {}
 
-  // Restores the machine from the store. Requires: called once, before the other functions. Errors:
-  // those of the store; DataLoss for a record that cannot be read.
-  absl::StatusOr<Turn> Restore(Store& store, absl::Time now);
+  // Restores the machine from the store, in an epoch above all that the store knows and `above`, as
+  // in the BeginAgain of an earlier machine. Requires: called once, before the other functions.
+  // Errors: those of the store; DataLoss for a record that cannot be read.
+  absl::StatusOr<Turn> Restore(Store& store, absl::Time now, uint64_t above = 0);
 
   // The driver waits for events from now on. Returns until when at most: `until`, or earlier.
   absl::Time BeginWait(absl::Time now, absl::Time until = absl::InfiniteFuture());

@@ -89,7 +89,7 @@ Machine::Machine(Options options)
 
 // Leases start again: the coordinator cannot know how long the members were silent.
 absl::StatusOr<std::vector<Action>> Machine::Restore(
-    const std::map<std::string, std::string>& records, absl::Time now) {
+    const std::map<std::string, std::string>& records, absl::Time now, uint64_t epoch) {
   cluster_.Begin(now);
   v1::MetaRecord meta;
   for (const auto& [key, bytes] : records) {
@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       planner_.Load(key, record);
     }
   }
-  cluster_.Restore(meta);
+  cluster_.Restore(meta, epoch);
   for (auto& [number, run] : runs_.all()) CADRE_RETURN_IF_ERROR(run.Load(records));
   for (auto& [number, run] : runs_.all()) run.PlaceMembers();
   if (meta.backup()) {
@@ -313,6 +313,8 @@ void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage&
 }
 
 void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
+  // The member would not receive a refusal of a lower epoch.
+  if (!cluster_.HasEpochOf(connection, hello)) return;
   if (stored_.Refuse(connection, hello) || reserved_ranks_.Refuse(connection, hello)) return;
   const std::optional<Cluster::Joined> joined = cluster_.OnHello(connection, hello);
   if (!joined.has_value()) return;

@@ -11,12 +11,12 @@
 //     made durable the machine must be discarded: its state is ahead of the store.
 //   - Send and Disconnect actions of one connection are carried out in order.
 //   - `now` never decreases. Handle(Tick{}) is called no later than NextDeadline().
-//   - After a restart the driver creates a new Machine and calls Restore with all records of the
+//   - After a BeginAgain, and after a restart, the driver creates a new Machine and calls Restore with all records of the
 //     store (coordinator/store/keys.h names the keys); members open new streams.
 // Guarantees: equal sequences of calls produce equal sequences of actions.
 //
 //   Machine machine(options);
-//   Do(machine.Restore(records, now));
+//   Do(machine.Restore(records, now, epoch));
 //   Do(machine.Handle(StreamOpened{1}, now));
 //   Do(machine.Handle(MessageReceived{1, hello}, now));
 #pragma once
@@ -64,10 +64,11 @@ class Machine {
 
   explicit Machine(Options options);
 
-  // Restores the state from the records of a store; a new store has none. Requires: called once,
-  // before all other functions. Errors: DataLoss for a record that cannot be parsed.
+  // Restores the state from the records of a store; a new store has none. Starts an epoch that is
+  // at least `epoch`. Requires: called once, before all other functions. Errors: DataLoss for a
+  // record that cannot be parsed.
   absl::StatusOr<std::vector<Action>> Restore(const std::map<std::string, std::string>& records,
-                                              absl::Time now);
+                                              absl::Time now, uint64_t epoch);
 
   std::vector<Action> Handle(const Event& event, absl::Time now);
 

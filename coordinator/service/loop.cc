@@ -10,6 +10,7 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -30,7 +31,6 @@ Loop::Loop(Options options, Store* store, Callbacks* callbacks)
     : options_(std::move(options)),
       store_(store),
       callbacks_(callbacks),
-      machine_(MachineOptions(), clock_.Now()),
       queue_(kMaxWaitingItems),
       queries_(kMaxWaitingQueries) {}
 
@@ -48,15 +48,22 @@ DurableMachine::Options Loop::MachineOptions() {
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
                                                   Callbacks* callbacks) {
   auto loop = std::unique_ptr<Loop>(new Loop(std::move(options), store, callbacks));
-  CADRE_ASSIGN_OR_RETURN(const DurableMachine::Turn restored,
-                         loop->machine_.Restore(*store, loop->clock_.Now()));
-  loop->Deliver(restored.actions);
+  CADRE_RETURN_IF_ERROR(loop->Begin(/*above=*/0));
   loop->thread_ = std::thread([raw = loop.get()] { raw->Run(); });
   loop->search_thread_ = std::thread([raw = loop.get()] { raw->Search(); });
   return loop;
 }
 
 Loop::~Loop() { Stop(); }
+
+absl::Status Loop::Begin(uint64_t above) {
+  const absl::Time now = clock_.Now();
+  machine_.emplace(MachineOptions(), now);
+  CADRE_ASSIGN_OR_RETURN(const DurableMachine::Turn restored,
+                         machine_->Restore(*store_, now, above));
+  Deliver(restored.actions);
+  return absl::OkStatus();
+}
 
 bool Loop::Post(Event event) { return queue_.Push(Item(std::move(event))); }
 
@@ -87,32 +94,37 @@ void Loop::Search() {
 void Loop::Run() {
   absl::Time next_call = absl::InfiniteFuture();
   while (true) {
-    const std::vector<Event> events = Take(machine_.BeginWait(clock_.Now(), next_call));
+    const std::vector<Event> events = Take(machine_->BeginWait(clock_.Now(), next_call));
     if (events.empty() && queue_.closed()) return;
     const absl::Time read = clock_.Now();
-    const absl::StatusOr<DurableMachine::Turn> turn = machine_.Handle(events, read);
-    if (!turn.ok()) {
-      LOG(ERROR) << "cannot write to the store; stopping without acting on the decisions: "
-                 << turn.status();
-      queue_.Close();
-      if (options_.on_failure) options_.on_failure(turn.status());
-      return;
-    }
+    const absl::StatusOr<DurableMachine::Turn> turn = machine_->Handle(events, read);
+    if (!turn.ok()) return Fail(turn.status());
     LOG_IF(WARNING, turn->stall > absl::ZeroDuration()) << "stalled for " << turn->stall;
     LOG_IF(ERROR, !turn->limit.empty()) << turn->limit;
-    Deliver(turn->actions);
+    if (const std::optional<uint64_t> above = Deliver(turn->actions)) {
+      LOG(WARNING) << "a member knows epoch " << *above << "; beginning again above it";
+      callbacks_->OnBegunAgain();
+      const absl::Status begun = Begin(*above);
+      if (!begun.ok()) return Fail(begun);
+    }
     const bool more = RunQueries();
     const absl::Time now = clock_.Now();
     turns_.Observe(now - read);
-    next_call = more ? now : callbacks_->OnSettled(machine_.machine(), now);
+    next_call = more ? now : callbacks_->OnSettled(machine_->machine(), now);
   }
+}
+
+void Loop::Fail(const absl::Status& status) {
+  LOG(ERROR) << "cannot write to the store; stopping without acting on the decisions: " << status;
+  queue_.Close();
+  if (options_.on_failure) options_.on_failure(status);
 }
 
 bool Loop::RunQueries() {
   const absl::Time until = clock_.Now() + kQueryTime;
   while (const std::optional<Query> query = queries_.PopBefore(absl::InfinitePast())) {
     const absl::Time now = clock_.Now();
-    (*query)(machine_.machine(), now);
+    (*query)(machine_->machine(), now);
     if (now >= until) return true;
   }
   return false;
@@ -139,7 +151,8 @@ absl::Status Loop::Commit(const std::vector<Store::Op>& ops) {
   return committed;
 }
 
-void Loop::Deliver(const std::vector<Action>& actions) {
+std::optional<uint64_t> Loop::Deliver(const std::vector<Action>& actions) {
+  std::optional<uint64_t> again;
   for (const Action& action : actions) {
     if (const auto* send = std::get_if<Send>(&action)) {
       callbacks_->OnSend(send->connection, send->message);
@@ -149,8 +162,11 @@ void Loop::Deliver(const std::vector<Action>& actions) {
       callbacks_->OnReplied(*replied);
     } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
       searches_.Push(*search);
+    } else if (const auto* begin = std::get_if<BeginAgain>(&action)) {
+      again = std::max(again.value_or(0), begin->above);
     }
   }
+  return again;
 }
 
 }  // namespace cadre

@@ -11,6 +11,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <variant>
@@ -39,6 +40,8 @@ class Loop {
     virtual void OnReplied(const Replied& replied) = 0;
     // The machine has handled a message of this stream. Called once for each, in their order.
     virtual void OnHandled(ConnectionId connection) = 0;
+    // The machine has begun again: all streams must end, and all calls that wait.
+    virtual void OnBegunAgain() = 0;
     // Called when the state of the machine is durable. Returns the time of the next call if no
     // event comes earlier; InfiniteFuture: only after the next event.
     virtual absl::Time OnSettled(const Machine& machine, absl::Time now) = 0;
@@ -88,7 +91,12 @@ class Loop {
   void Run();
   // Waits for an item, at most until `wake`, then returns the events of all waiting items.
   std::vector<Event> Take(absl::Time wake);
-  void Deliver(const std::vector<Action>& actions);
+  // Restores a new machine from the store, above this epoch, and carries out its actions.
+  absl::Status Begin(uint64_t above);
+  // Returns the epoch above which the machine is to begin again, if any.
+  std::optional<uint64_t> Deliver(const std::vector<Action>& actions);
+  // Stops permanently.
+  void Fail(const absl::Status& status);
   // Runs waiting queries for a limited time. Returns whether others wait.
   bool RunQueries();
   // The thread that searches plans, one after the other.
@@ -99,7 +107,7 @@ class Loop {
   // A change of the system's clock neither expires nor extends leases.
   const SteadyClock clock_;
   Callbacks* const callbacks_;
-  DurableMachine machine_;
+  std::optional<DurableMachine> machine_;
   BoundedQueue<Item> queue_;
   BoundedQueue<Query> queries_;
   Histogram turns_;

@@ -92,16 +92,23 @@ absl::Status CoordinatorService::Read(std::function<void(const Machine&, absl::T
 
 void CoordinatorService::Drain() {
   if (loop_ != nullptr) loop_->Stop();
-  std::map<RequestId, Pending> pending;
   {
     absl::MutexLock lock(&mutex_);
     drained_ = true;
-    for (auto& [id, stream] : streams_) stream->End(Stopping());
-    for (auto& [id, watch] : watches_) watch->End(Stopping());
-    if (backup_ != nullptr) backup_->End(Stopping());
+  }
+  EndAll(Stopping());
+}
+
+void CoordinatorService::EndAll(const absl::Status& status) {
+  std::map<RequestId, Pending> pending;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [id, stream] : streams_) stream->End(status);
+    for (auto& [id, watch] : watches_) watch->End(status);
+    if (backup_ != nullptr) backup_->End(status);
     pending.swap(pending_);
   }
-  for (auto& [id, one] : pending) one.call->Finish(ToGrpc(Stopping()));
+  for (auto& [id, one] : pending) one.call->Finish(ToGrpc(status));
 }
 
 // ---- Calls
@@ -310,6 +317,12 @@ void CoordinatorService::OnHandled(ConnectionId connection) {
   absl::MutexLock lock(&mutex_);
   const auto found = streams_.find(connection);
   if (found != streams_.end()) found->second->OnHandled();
+}
+
+void CoordinatorService::OnBegunAgain() {
+  EndAll(absl::UnavailableError("the coordinator begins again in a higher epoch"));
+  // The revisions of runs are counted anew.
+  updates_ = RunUpdates();
 }
 
 void CoordinatorService::OnReplied(const Replied& replied) {

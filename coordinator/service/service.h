@@ -76,6 +76,7 @@ class CoordinatorService final
       ABSL_LOCKS_EXCLUDED(mutex_);
   void OnReplied(const Replied& replied) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnHandled(ConnectionId connection) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnBegunAgain() override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Time OnSettled(const Machine& machine, absl::Time now) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -122,6 +123,8 @@ class CoordinatorService final
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The caller has cancelled the call.
   void OnCancelled(RequestId request, bool traces) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends all streams and waiting calls.
+  void EndAll(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // Writes the file of the backup in progress; on the loop's thread.
   void PrepareBackup() ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -45,9 +45,7 @@ std::optional<SimulatedCoordinator::Records> Coordinators::CopyOfStore() const {
 void Coordinators::Crash(absl::Duration downtime, absl::Duration jump) {
   SimulatedCoordinator& one = two_ && world_.dice.Chance(0.5) ? both_[1 - current_] : current();
   one.Crash(downtime);
-  // A coordinator that replaces another one must not be behind it by more than a restart.
-  if (two_) return;
-  for (SimulatedCoordinator& each : both_) each.JumpClock(jump);
+  one.JumpClock(jump);
 }
 
 void Coordinators::RestoreStoreAfter(absl::Duration time) {

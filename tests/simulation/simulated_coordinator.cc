@@ -85,7 +85,8 @@ void SimulatedCoordinator::Start() {
                                  .closed = [this](ConnectionId c) { Take(StreamClosed{c}); },
                              });
   testing::MemoryStore store(std::move(records));
-  const absl::StatusOr<DurableMachine::Turn> turn = machine_->Restore(store, Now());
+  const absl::StatusOr<DurableMachine::Turn> turn =
+      machine_->Restore(store, Now(), std::exchange(above_, 0));
   if (!turn.ok() && !crashes_) {
     world_.Violate("the store cannot be restored: ", turn.status().ToString());
     return;
@@ -97,6 +98,20 @@ void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
   if (!up()) return;
   world_.Count("coordinator_kills");
   world_.Log("c", endpoint_, "    ends");
+  End();
+  world_.timeline.After(downtime.value_or(world_.dice.Between(kMinDowntime, kMaxDowntime)), life_,
+                        [this] { Start(); });
+}
+
+void SimulatedCoordinator::BeginAgain(uint64_t above) {
+  world_.Count("coordinator_epochs_raised");
+  world_.Log("c", endpoint_, "    begins again above epoch ", above);
+  End();
+  above_ = above;
+  world_.timeline.After(absl::ZeroDuration(), life_, [this] { Start(); });
+}
+
+void SimulatedCoordinator::End() {
   life_.End();
   turn_life_.End();
   machine_.reset();
@@ -109,8 +124,6 @@ void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
   orders_.clear();
   traces_.clear();
   network_.Unlisten(endpoint_);
-  world_.timeline.After(downtime.value_or(world_.dice.Between(kMinDowntime, kMaxDowntime)), life_,
-                        [this] { Start(); });
 }
 
 void SimulatedCoordinator::JumpClock(absl::Duration by) {
@@ -250,6 +263,13 @@ void SimulatedCoordinator::EndTurn(const absl::StatusOr<DurableMachine::Turn>& t
   if (turn.ok()) CarryOut(turn->actions);
   if (crashes_) return Crash();
   if (!up()) return;
+  if (turn.ok()) {
+    for (const Action& action : turn->actions) {
+      if (const auto* again = std::get_if<cadre::BeginAgain>(&action)) {
+        return BeginAgain(again->above);
+      }
+    }
+  }
   const absl::Time now = world_.timeline.now();
   const absl::Time until = machine_->BeginWait(Now()) - ahead_;
   if (!inbox_.empty()) return ScheduleTurn(now);

@@ -91,6 +91,10 @@ class SimulatedCoordinator {
   void CarryOut(const std::vector<Action>& actions);
   void Reply(const Replied& replied);
   void Answer(const Replied& answered);
+  // All streams end, and a new state machine is restored from the store.
+  void BeginAgain(uint64_t above);
+  // Ends what the process does.
+  void End();
   void Search(const SearchPlans& search);
 
   World& world_;
@@ -101,6 +105,8 @@ class SimulatedCoordinator {
   Records store_;
   // By how much the wall clock is ahead.
   absl::Duration ahead_;
+  // The epoch above which the next start begins again.
+  uint64_t above_ = 0;
 
   // State of the process.
   Lifetime life_;

@@ -45,6 +45,13 @@ TEST_F(MembershipStreamTest, HelloHasTheIdOfTheLastWelcome) {
   EXPECT_EQ(stream_.First({}).hello().member_id(), "m-7");
 }
 
+TEST_F(MembershipStreamTest, HelloHasTheHighestEpoch) {
+  EXPECT_EQ(stream_.First({}).hello().highest_epoch(), 5U) << "of an earlier process";
+  EXPECT_TRUE(stream_.AcceptEpoch(7));
+  EXPECT_FALSE(stream_.AcceptEpoch(6));
+  EXPECT_EQ(stream_.First({}).hello().highest_epoch(), 7U);
+}
+
 TEST_F(MembershipStreamTest, HandshakeEndsOnce) {
   EXPECT_EQ(stream_.deadline(), absl::InfiniteFuture());
   stream_.Open(now_);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <variant>
@@ -32,7 +33,7 @@ class DurableMachineTest : public ::testing::Test {
  protected:
   DurableMachineTest() { Restart(); }
 
-  void Restart() {
+  void Restart(uint64_t above = 0) {
     DurableMachine::Options options;
     options.machine.lease = kLease;
     options.machine.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> {
@@ -47,7 +48,7 @@ class DurableMachineTest : public ::testing::Test {
       return limit_;
     };
     machine_.emplace(std::move(options), now_);
-    EXPECT_THAT(machine_->Restore(store_, now_), IsOk());
+    EXPECT_THAT(machine_->Restore(store_, now_, above), IsOk());
     transactions_ = 0;
     machine_->BeginWait(now_);
   }
@@ -60,13 +61,24 @@ class DurableMachineTest : public ::testing::Test {
   }
   // Joins one worker, by the stream of this number.
   void Join(ConnectionId connection) {
-    MessageReceived hello{.connection = connection};
-    const std::string name = absl::StrCat("w", connection);
-    hello.message.mutable_hello()->set_role(v1::ROLE_WORKER);
-    hello.message.mutable_hello()->set_name(name);
-    hello.message.mutable_hello()->set_incarnation(name);
-    hello.message.mutable_hello()->set_address(name + ":1");
-    Do({StreamOpened{connection}, hello});
+    JoinAs(v1::ROLE_WORKER, absl::StrCat("w", connection), connection, /*epoch=*/0);
+  }
+  // Sends the Hello of a member that knows the epoch.
+  DurableMachine::Turn JoinAs(v1::Role role, const std::string& name, ConnectionId connection,
+                              uint64_t epoch) {
+    MessageReceived received{.connection = connection};
+    v1::Hello& hello = *received.message.mutable_hello();
+    hello.set_role(role);
+    hello.set_name(name);
+    hello.set_incarnation(name);
+    hello.set_address(name + ":1");
+    hello.set_highest_epoch(epoch);
+    return Do({StreamOpened{connection}, received});
+  }
+  uint64_t Epoch() {
+    v1::MetaRecord meta;
+    EXPECT_TRUE(meta.ParseFromString(store_.Get(kMetaKey).value().value()));
+    return meta.epoch();
   }
   static Event Heartbeat(ConnectionId connection) {
     MessageReceived received{.connection = connection};
@@ -117,6 +129,48 @@ TEST_F(DurableMachineTest, RestoresAllRecordsAndTheNewestCommits) {
   Restart();
   EXPECT_EQ(machine_->machine().Status(now_).runs_size(), 1);
   EXPECT_EQ(machine_->machine().Status(now_).coordinator().starts(), 2u);
+}
+
+// The store was lost, and the clock is behind that of the coordinator before.
+TEST_F(DurableMachineTest, BeginsAgainAboveTheEpochOfAMember) {
+  Join(1);
+  const uint64_t epoch = Epoch() + 600'000;
+  const DurableMachine::Turn turn = JoinAs(v1::ROLE_AGGREGATOR, "a0", 2, epoch);
+  const auto begin = AllOf<BeginAgain>(turn.actions);
+  ASSERT_EQ(begin.size(), 1u);
+  EXPECT_EQ(begin[0].above, epoch);
+  ASSERT_EQ(AllOf<Disconnect>(turn.actions).size(), 1u);
+  EXPECT_TRUE(AllOf<Send>(turn.actions).empty()) << "the member does not receive a lower epoch";
+  Restart(epoch);
+  EXPECT_GT(Epoch(), epoch);
+  const auto sent = AllOf<Send>(JoinAs(v1::ROLE_AGGREGATOR, "a0", 3, epoch).actions);
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_TRUE(sent[0].message.has_welcome());
+  EXPECT_EQ(sent[0].message.epoch(), Epoch());
+}
+
+// It was paused, for example, and another one with a copy of its store has taken over.
+TEST_F(DurableMachineTest, ReplacedCoordinatorDoesNotTakeOverAgain) {
+  for (const v1::Role role : {v1::ROLE_WORKER, v1::ROLE_AGGREGATOR}) {
+    JoinAs(role, "m", 1, 0);
+    Do({StreamClosed{1}});
+    WaitUntil(now_ + 2 * kLease);
+    const DurableMachine::Turn turn = JoinAs(role, "m", 2, Epoch() + 1);
+    EXPECT_TRUE(AllOf<BeginAgain>(turn.actions).empty());
+    const auto ended = AllOf<Disconnect>(turn.actions);
+    ASSERT_EQ(ended.size(), 1u);
+    EXPECT_THAT(ended[0].status.message(), ::testing::HasSubstr("has replaced this one"));
+    EXPECT_EQ(machine_->machine().Status(now_).coordinator().exhausted(),
+              ended[0].status.message());
+    Restart();
+  }
+}
+
+TEST_F(DurableMachineTest, EpochThatWouldUseUpTheNumbersIsRefused) {
+  const auto sent =
+      AllOf<Send>(JoinAs(v1::ROLE_WORKER, "w", 1, std::numeric_limits<uint64_t>::max()).actions);
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_THAT(sent[0].message.refused().reason(), ::testing::HasSubstr("highest_epoch"));
 }
 
 TEST_F(DurableMachineTest, LeaseEndsAfterTheWait) {

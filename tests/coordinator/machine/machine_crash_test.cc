@@ -151,7 +151,7 @@ TEST(MachineCrashTest, CopyOfTheStoreGivesOutHigherNumbers) {
   const auto start = [&](const v1::MetaRecord& meta) {
     auto cluster = std::make_unique<Cluster>(options);
     cluster->Begin(absl::FromUnixSeconds(1));
-    cluster->Restore(meta);
+    cluster->Restore(meta, /*epoch=*/1);
     return cluster;
   };
   const auto running = start(v1::MetaRecord());
@@ -192,7 +192,7 @@ TEST(MachineCrashTest, ReadsSpecOfOldStore) {
   *record.mutable_spec() = MakeSpec(1, 1, 5, 10);
   std::map<std::string, std::string> store = {{RunKey("run-1-test"), record.SerializeAsString()}};
   Machine old(options);
-  const auto actions = old.Restore(store, absl::FromUnixSeconds(1));
+  const auto actions = old.Restore(store, absl::FromUnixSeconds(1), /*epoch=*/1);
   ASSERT_TRUE(actions.ok()) << actions.status();
   EXPECT_EQ(old.List(absl::FromUnixSeconds(1)).runs_size(), 1);
   for (const Action& action : *actions) {
@@ -203,10 +203,10 @@ TEST(MachineCrashTest, ReadsSpecOfOldStore) {
   record.clear_spec();
   store[RunKey("run-1-test")] = record.SerializeAsString();
   Machine current(options);
-  EXPECT_TRUE(current.Restore(store, absl::FromUnixSeconds(1)).ok());
+  EXPECT_TRUE(current.Restore(store, absl::FromUnixSeconds(1), /*epoch=*/1).ok());
   store.erase(SpecKey("run-1-test"));
   Machine damaged(options);
-  EXPECT_EQ(damaged.Restore(store, absl::FromUnixSeconds(1)).status().code(),
+  EXPECT_EQ(damaged.Restore(store, absl::FromUnixSeconds(1), /*epoch=*/1).status().code(),
             absl::StatusCode::kDataLoss);
 }
 
@@ -215,7 +215,7 @@ TEST(MachineCrashTest, CorruptRecordIsDataLoss) {
   options.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> { return v1::Plan(); };
   Machine machine(options);
   const auto actions = machine.Restore({{std::string(kRunPrefix) + "run-1", "\xff\xff\xff"}},
-                                       absl::FromUnixSeconds(1));
+                                       absl::FromUnixSeconds(1), /*epoch=*/1);
   EXPECT_EQ(actions.status().code(), absl::StatusCode::kDataLoss) << actions.status();
 }
 

@@ -28,15 +28,18 @@ class Recorder final : public Loop::Callbacks {
     ++replies_;
   }
   void OnHandled(ConnectionId) override {}
+  void OnBegunAgain() override { ++begun_again_; }
   absl::Time OnSettled(const Machine&, absl::Time) override { return absl::InfiniteFuture(); }
 
   int sent() const { return sent_; }
+  int begun_again() const { return begun_again_; }
   int replies() const { return replies_; }
   bool durable() const { return durable_; }
 
  private:
   MemoryStore* const store_;
   std::atomic<int> sent_ = 0;
+  std::atomic<int> begun_again_ = 0;
   std::atomic<int> replies_ = 0;
   std::atomic<bool> durable_ = true;
 };
@@ -111,6 +114,33 @@ TEST(LoopTest, LimitsAreReported) {
   ASSERT_TRUE(answered.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_EQ(exhausted, "all 46 open files are in use");
   EXPECT_EQ(events, 1);
+}
+
+TEST(LoopTest, BeginsAgainAboveTheEpochOfAMember) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  const uint64_t epoch = absl::ToUnixMillis(absl::Now() + absl::Minutes(10));
+  MessageReceived received{.connection = 1};
+  v1::Hello& hello = *received.message.mutable_hello();
+  hello.set_role(v1::ROLE_AGGREGATOR);
+  hello.set_name("a0");
+  hello.set_incarnation("1");
+  hello.set_address("a0:1");
+  hello.set_highest_epoch(epoch);
+  ASSERT_TRUE((*loop)->Post(StreamOpened{1}));
+  ASSERT_TRUE((*loop)->Post(received));
+  received.connection = 2;
+  ASSERT_TRUE((*loop)->Post(StreamOpened{2}));
+  ASSERT_TRUE((*loop)->Post(received));
+  ASSERT_TRUE((*loop)->Post(SubmitRun{.request = 1}));
+  (*loop)->Stop();
+  EXPECT_GE(recorder.begun_again(), 1);
+  v1::MetaRecord meta;
+  ASSERT_TRUE(meta.ParseFromString(store.Get(kMetaKey).value().value()));
+  EXPECT_GT(meta.epoch(), epoch);
+  EXPECT_EQ(meta.run(), 1u) << "later events are handled";
 }
 
 TEST(LoopTest, RestoresFromStore) {
