@@ -49,7 +49,7 @@ CADRE_API int32_t cadre_group_abi(void);
 typedef struct cadre_group cadre_group;
 
 typedef struct {
-  /* host:port. */
+  /* host:port, or several, separated by commas, of which one leads. */
   const char* coordinator;
   /* Folder with ca.crt, tls.crt and tls.key of a worker, or null: then `insecure` must be 1. */
   const char* tls;

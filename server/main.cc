@@ -19,7 +19,9 @@
 DEFINE_string(listen, "127.0.0.1:0", "host:port to listen on; port 0 picks a free port");
 DEFINE_string(advertise, "",
               "host:port where workers reach this aggregator; empty: the listen address");
-DEFINE_string(coordinator, "127.0.0.1:7000", "host:port of the coordinator");
+DEFINE_string(
+    coordinator, "127.0.0.1:7000",
+    "host:port of the coordinator, or of several, separated by commas, of which one leads");
 DEFINE_string(data_dir, "", "folder for versions and contributions; must persist across restarts");
 DEFINE_string(name, "",
               "unique name of [a-z0-9._-], the identity of this aggregator across restarts");

@@ -37,8 +37,10 @@
 #include "worker/probe_program.h"
 #include "worker/worker.h"
 
-DEFINE_string(coordinator, "127.0.0.1:7000",
-              "host:port of the coordinator, which provides all other configuration");
+DEFINE_string(
+    coordinator, "127.0.0.1:7000",
+    "host:port of the coordinator, which provides all other configuration; or of several, "
+    "separated by commas, of which one leads");
 DEFINE_string(listen, "127.0.0.1:0",
               "address at which the other ranks of a group connect; port 0 selects a free port");
 DEFINE_string(

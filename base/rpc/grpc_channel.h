@@ -20,8 +20,9 @@ inline constexpr int kMaxMessageBytes = 12 << 20;
 inline constexpr int kChunkElements = 256 << 10;
 
 // The kind of traffic of a channel. Control messages and bulk data use separate connections, so
-// that bulk data does not delay heartbeats.
-enum class Plane { kControl, kBulk };
+// that bulk data does not delay heartbeats. kFailover: control messages to one of several servers,
+// which is given up when it has not responded for a few seconds.
+enum class Plane { kControl, kFailover, kBulk };
 
 // A channel to host:port. Connects on first use and reconnects after failures. With TLS, it
 // connects to the expected server only. Proxies: base/rpc/http_proxy.h.

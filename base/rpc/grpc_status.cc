@@ -12,6 +12,15 @@ namespace {
 
 constexpr char kRetryInfo[] = "type.googleapis.com/google.rpc.RetryInfo";
 
+absl::Status WithRetry(absl::Status status, absl::Duration retry_after) {
+  v1::RetryInfo info;
+  absl::Duration rest;
+  info.mutable_retry_delay()->set_seconds(absl::IDivDuration(retry_after, absl::Seconds(1), &rest));
+  info.mutable_retry_delay()->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
+  status.SetPayload(kRetryInfo, absl::Cord(info.SerializeAsString()));
+  return status;
+}
+
 }  // namespace
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -45,13 +54,11 @@ absl::Status FromGrpc(const grpc::Status& status) {
 }
 
 absl::Status BusyError(absl::string_view message, absl::Duration retry_after) {
-  v1::RetryInfo info;
-  absl::Duration rest;
-  info.mutable_retry_delay()->set_seconds(absl::IDivDuration(retry_after, absl::Seconds(1), &rest));
-  info.mutable_retry_delay()->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
-  absl::Status status = absl::ResourceExhaustedError(message);
-  status.SetPayload(kRetryInfo, absl::Cord(info.SerializeAsString()));
-  return status;
+  return WithRetry(absl::ResourceExhaustedError(message), retry_after);
+}
+
+absl::Status NotServingError(absl::string_view message, absl::Duration retry_after) {
+  return WithRetry(absl::UnavailableError(message), retry_after);
 }
 
 std::optional<absl::Duration> RetryAfter(const absl::Status& status) {

@@ -20,7 +20,11 @@ absl::Status FromGrpc(const grpc::Status& status);
 // ResourceExhausted: the callee has too much to do; the caller may try again after the delay.
 absl::Status BusyError(absl::string_view message,
                        absl::Duration retry_after = absl::Milliseconds(250));
-// The delay in a BusyError.
+// Unavailable: the callee serves no calls at present, and has not begun this one; another server
+// may, or the same one after the delay.
+absl::Status NotServingError(absl::string_view message,
+                             absl::Duration retry_after = absl::Milliseconds(250));
+// The delay in a BusyError or NotServingError.
 std::optional<absl::Duration> RetryAfter(const absl::Status& status);
 
 }  // namespace cadre

@@ -13,6 +13,7 @@
 #include "base/protocol.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
+#include "base/rpc/host_port.h"
 #include "base/rpc/no_answer.h"
 #include "base/status.h"
 
@@ -21,21 +22,39 @@ namespace {
 
 // Attempts of a call for which the coordinator is too busy.
 constexpr int kMaxAttempts = 8;
+// How long a client waits for one of several coordinators before it tries the next one.
+constexpr absl::Duration kTryNext = absl::Milliseconds(400);
 // Limit of the call that returns why the channel is not connected.
 constexpr absl::Duration kReasonTimeout = absl::Seconds(1);
 
 }  // namespace
 
 CoordinatorClient::CoordinatorClient(Options options)
-    : options_(std::move(options)),
-      channel_(MakeChannel(options_.coordinator, Plane::kControl, options_.credentials,
-                           {.role = Role::kCoordinator})),
-      stubs_(v1::Runs::NewStub(channel_), v1::Status::NewStub(channel_),
-             v1::Members::NewStub(channel_)) {}
+    : options_(std::move(options)), servers_(ServersOf(options_)) {}
 
-absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
-  const absl::Time until = std::min(deadline, absl::Now() + options_.dial_timeout);
-  if (channel_->WaitForConnected(absl::ToChronoTime(until))) return absl::OkStatus();
+std::vector<CoordinatorClient::Server> CoordinatorClient::ServersOf(const Options& options) {
+  const std::vector<std::string> addresses = SplitAddresses(options.coordinator);
+  const Plane plane = addresses.size() > 1 ? Plane::kFailover : Plane::kControl;
+  std::vector<Server> servers;
+  for (const std::string& address : addresses) {
+    const auto channel =
+        MakeChannel(address, plane, options.credentials, {.role = Role::kCoordinator});
+    servers.push_back({.channel = channel,
+                       .stubs = {v1::Runs::NewStub(channel), v1::Status::NewStub(channel),
+                                 v1::Members::NewStub(channel)}});
+  }
+  return servers;
+}
+
+absl::Status CoordinatorClient::Dial(absl::Time until) const {
+  const size_t count = servers_.size();
+  for (size_t server = current_;; server = (server + 1) % count) {
+    const absl::Time next = count == 1 ? until : std::min(until, absl::Now() + kTryNext);
+    const bool connected = servers_[server].channel->WaitForConnected(absl::ToChronoTime(next));
+    current_ = server;
+    if (connected) return absl::OkStatus();
+    if (absl::Now() >= until) break;
+  }
   // A call that does not wait for the connection fails with the reason.
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kReasonTimeout));
@@ -52,15 +71,26 @@ absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
 
 absl::Status CoordinatorClient::Attempt(
     absl::Time deadline, absl::FunctionRef<grpc::Status(grpc::ClientContext*)> call) const {
-  CADRE_RETURN_IF_ERROR(Dial(deadline));
-  for (int attempt = 1;; ++attempt) {
+  const absl::Time until = std::min(deadline, absl::Now() + options_.dial_timeout);
+  CADRE_RETURN_IF_ERROR(Dial(until));
+  for (int attempt = 1;;) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline));
     const absl::Status status = FromGrpc(call(&context));
     // The coordinator has not begun such a call.
     const std::optional<absl::Duration> retry_after = RetryAfter(status);
-    if (!retry_after.has_value() || attempt == kMaxAttempts) return status;
-    absl::SleepFor(std::min(*retry_after, deadline - absl::Now()));
+    if (!retry_after.has_value()) return status;
+    const absl::Duration wait = std::min(*retry_after, deadline - absl::Now());
+    if (absl::IsUnavailable(status)) {
+      // Another one leads, or will.
+      if (absl::Now() + wait >= until) return status;
+      current_ = (current_ + 1) % servers_.size();
+      absl::SleepFor(wait);
+      CADRE_RETURN_IF_ERROR(Dial(until));
+    } else {
+      if (attempt++ == kMaxAttempts) return status;
+      absl::SleepFor(wait);
+    }
   }
 }
 
@@ -92,19 +122,18 @@ absl::Status CoordinatorClient::Stop(const std::string& run, const std::string& 
 absl::Status CoordinatorClient::Backup(
     absl::Time deadline,
     const std::function<absl::Status(const v1::BackupChunk&)>& on_chunk) const {
-  CADRE_RETURN_IF_ERROR(Dial(deadline));
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
-  auto reader = stub<v1::Runs::Stub>().Backup(&context, v1::BackupRequest());
-  v1::BackupChunk chunk;
   absl::Status status;
+  v1::BackupChunk chunk;
   uint64_t received = 0;
-  while (status.ok() && reader->Read(&chunk)) {
-    received += chunk.data().size();
-    status = on_chunk(chunk);
-  }
-  if (!status.ok()) context.TryCancel();
-  const absl::Status ended = FromGrpc(reader->Finish());
+  const absl::Status ended = Attempt(deadline, [&](grpc::ClientContext* context) {
+    auto reader = stub<v1::Runs::Stub>().Backup(context, v1::BackupRequest());
+    while (status.ok() && reader->Read(&chunk)) {
+      received += chunk.data().size();
+      status = on_chunk(chunk);
+    }
+    if (!status.ok()) context->TryCancel();
+    return reader->Finish();
+  });
   CADRE_RETURN_IF_ERROR(status);
   CADRE_RETURN_IF_ERROR(ended);
   if (received > 0 && received == chunk.file_bytes()) return absl::OkStatus();
@@ -162,22 +191,18 @@ absl::StatusOr<v1::CordonReply> CoordinatorClient::Cordon(const std::string& mem
 absl::Status CoordinatorClient::Watch(
     const std::string& run, absl::Time deadline,
     const std::function<bool(const v1::WatchUpdate&)>& on_update) const {
-  CADRE_RETURN_IF_ERROR(Dial(deadline));
   v1::WatchRequest request;
   request.set_run(run);
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
-  auto reader = stub<v1::Status::Stub>().Watch(&context, request);
-  v1::WatchUpdate update;
-  bool more = true;
-  while (more && reader->Read(&update)) more = on_update(update);
-  // Without the cancellation, Finish would wait until the coordinator ends the stream.
-  if (!more) {
-    context.TryCancel();
-    reader->Finish();
-    return absl::OkStatus();
-  }
-  return FromGrpc(reader->Finish());
+  return Attempt(deadline, [&](grpc::ClientContext* context) {
+    auto reader = stub<v1::Status::Stub>().Watch(context, request);
+    v1::WatchUpdate update;
+    bool more = true;
+    while (more && reader->Read(&update)) more = on_update(update);
+    // Without the cancellation, Finish would wait until the coordinator ends the stream.
+    if (!more) context->TryCancel();
+    const grpc::Status finished = reader->Finish();
+    return more ? finished : grpc::Status::OK;
+  });
 }
 
 }  // namespace cadre

@@ -5,11 +5,14 @@
 
 #include <grpcpp/client_context.h>
 
+#include <atomic>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -26,7 +29,7 @@ namespace cadre {
 class CoordinatorClient {
  public:
   struct Options {
-    // host:port of the coordinator.
+    // host:port of the coordinator, or of several, separated by commas, of which one leads.
     std::string coordinator;
     Credentials credentials = Credentials::Insecure();
     // Time limit of calls that do not wait for a run or group.
@@ -106,21 +109,30 @@ class CoordinatorClient {
                      const std::function<bool(const v1::WatchUpdate&)>& on_update) const;
 
  private:
+  // A coordinator.
+  struct Server {
+    std::shared_ptr<grpc::Channel> channel;
+    std::tuple<std::unique_ptr<v1::Runs::Stub>, std::unique_ptr<v1::Status::Stub>,
+               std::unique_ptr<v1::Members::Stub>>
+        stubs;
+  };
+
+  static std::vector<Server> ServersOf(const Options& options);
   template <typename Stub>
   Stub& stub() const {
-    return *std::get<std::unique_ptr<Stub>>(stubs_);
+    return *std::get<std::unique_ptr<Stub>>(servers_[current_].stubs);
   }
-  // Waits for the connection, at most dial_timeout.
-  absl::Status Dial(absl::Time deadline) const;
-  // Calls `call` until the coordinator is not too busy for it.
+  // Waits for a connection to one of the coordinators, until this time, beginning with the current
+  // one.
+  absl::Status Dial(absl::Time until) const;
+  // Calls `call` until a coordinator leads, within dial_timeout, and is not too busy for it.
   absl::Status Attempt(absl::Time deadline,
                        absl::FunctionRef<grpc::Status(grpc::ClientContext*)> call) const;
 
   const Options options_;
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::tuple<std::unique_ptr<v1::Runs::Stub>, std::unique_ptr<v1::Status::Stub>,
-                   std::unique_ptr<v1::Members::Stub>>
-      stubs_;
+  const std::vector<Server> servers_;
+  // The one that is called.
+  mutable std::atomic<size_t> current_ = 0;
 };
 
 }  // namespace cadre

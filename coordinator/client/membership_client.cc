@@ -9,6 +9,9 @@
 //   - The reader detects a lost connection only by the end of the stream; a failed write therefore
 //     cancels the stream and reports no other error.
 //
+// One of several coordinators leads; the others refuse streams. MembershipStream chooses the one of
+// the next stream: every end of a stream leads to the next coordinator.
+//
 // While there is no stream, the reader polls the channel (WaitForConnected): in a process without a
 // gRPC server no other thread does, except for a thread of gRPC that wakes every five seconds.
 //
@@ -25,6 +28,7 @@
 #include "absl/time/clock.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
+#include "base/rpc/host_port.h"
 #include "base/rpc/no_answer.h"
 #include "proto/enum_text.h"
 
@@ -50,12 +54,23 @@ v1::Heartbeat MakeHeartbeat(const Counters& counters) {
 
 MembershipClient::MembershipClient(Options options)
     : options_(std::move(options)),
-      channel_(MakeChannel(options_.coordinator, Plane::kControl, options_.credentials,
-                           {.role = Role::kCoordinator})),
-      stub_(v1::Membership::NewStub(channel_)),
-      state_(options_.seed, options_.epoch, options_.max_queued) {
+      servers_(ServersOf(options_)),
+      state_(options_.seed, options_.epoch, options_.max_queued, servers_.size()) {
   reader_ = std::thread([this] { Read(); });
   writer_ = std::thread([this] { Write(); });
+}
+
+std::vector<MembershipClient::Server> MembershipClient::ServersOf(const Options& options) {
+  const std::vector<std::string> addresses = SplitAddresses(options.coordinator);
+  std::vector<Server> servers;
+  for (const std::string& address : addresses) {
+    Server& server = servers.emplace_back();
+    server.address = address;
+    server.channel = MakeChannel(address, addresses.size() > 1 ? Plane::kFailover : Plane::kControl,
+                                 options.credentials, {.role = Role::kCoordinator});
+    server.stub = v1::Membership::NewStub(server.channel);
+  }
+  return servers;
 }
 
 // Waits until the first join has succeeded or was refused; the reading thread retries meanwhile.
@@ -141,9 +156,14 @@ void MembershipClient::Stop(absl::string_view reason, bool finished) {
   if (writer_.joinable()) writer_.join();
 }
 
+std::shared_ptr<grpc::Channel> MembershipClient::NextChannel() const {
+  absl::MutexLock lock(&mutex_);
+  return server().channel;
+}
+
 void MembershipClient::Read() {
   while (true) {
-    channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + kMaxPoll));
+    NextChannel()->WaitForConnected(absl::ToChronoTime(absl::Now() + kMaxPoll));
     const absl::Status ended = ReadOneStream();
     absl::MutexLock lock(&mutex_);
     last_error_ = ended;
@@ -207,7 +227,7 @@ bool MembershipClient::Deliver(const v1::CoordinatorMessage& message) {
 bool MembershipClient::AcceptEpoch(uint64_t epoch) {
   absl::MutexLock lock(&mutex_);
   if (state_.AcceptEpoch(epoch)) return true;
-  LOG(ERROR) << "the coordinator at " << options_.coordinator << " has epoch " << epoch
+  LOG(ERROR) << "the coordinator at " << server().address << " has epoch " << epoch
              << ", but was replaced by one of epoch " << state_.epoch();
   return false;
 }
@@ -222,7 +242,7 @@ bool MembershipClient::OpenStream() {
   state_.Open(clock_.Now());
   deadlines_moved_ = true;
   changed_.NotifyAll();
-  stream_ = stub_->Join(context_.get());
+  stream_ = server().stub->Join(context_.get());
   return true;
 }
 

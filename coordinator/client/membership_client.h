@@ -48,6 +48,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -71,7 +72,8 @@ v1::Heartbeat MakeHeartbeat(const Counters& counters);
 class MembershipClient {
  public:
   struct Options {
-    // host:port of the coordinator.
+    // host:port of the coordinator, or of several, separated by commas, of which one leads: each
+    // stream tries the next one.
     std::string coordinator;
     Credentials credentials = Credentials::Insecure();
     // How long Start tries to reach a coordinator.
@@ -131,7 +133,19 @@ class MembershipClient {
  private:
   using Stream = grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>;
 
+  // A coordinator.
+  struct Server {
+    std::string address;
+    std::shared_ptr<grpc::Channel> channel;
+    std::unique_ptr<v1::Membership::Stub> stub;
+  };
+
   explicit MembershipClient(Options options);
+  static std::vector<Server> ServersOf(const Options& options);
+  // The one of the present or next stream.
+  const Server& server() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return servers_[state_.server()];
+  }
 
   // Whether the first join has succeeded or was refused.
   bool JoinIsDecided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -140,6 +154,7 @@ class MembershipClient {
 
   // The reading thread: joins again and again until stopped.
   void Read();
+  std::shared_ptr<grpc::Channel> NextChannel() const ABSL_LOCKS_EXCLUDED(mutex_);
   // One stream, from Join to its end. Returns why it ended.
   absl::Status ReadOneStream();
   // Returns whether the stream continues.
@@ -160,8 +175,7 @@ class MembershipClient {
   v1::MemberMessage NextHeartbeat() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<v1::Membership::Stub> stub_;
+  const std::vector<Server> servers_;
   const SteadyClock clock_;
   // Used by the reading thread only.
   uint64_t recorded_epoch_ = options_.epoch;

@@ -8,18 +8,24 @@
 namespace cadre {
 namespace {
 
-// Time limit from connecting to Welcome.
+// Time limit from connecting to Welcome, also if another coordinator may be the one that leads.
 constexpr absl::Duration kHandshake = absl::Seconds(10);
+constexpr absl::Duration kFailoverHandshake = absl::Seconds(3);
 // Members wait for a restarted coordinator, and so do their runs.
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
 constexpr absl::Duration kMaxRetry = absl::Milliseconds(400);
 
 }  // namespace
 
-MembershipStream::MembershipStream(uint64_t seed, uint64_t epoch, size_t max_queued)
-    : max_queued_(max_queued), backoff_(kFirstRetry, kMaxRetry, seed), epoch_(epoch) {}
+MembershipStream::MembershipStream(uint64_t seed, uint64_t epoch, size_t max_queued, size_t servers)
+    : max_queued_(max_queued),
+      servers_(servers),
+      backoff_(kFirstRetry, kMaxRetry, seed),
+      epoch_(epoch) {}
 
-void MembershipStream::Open(absl::Time now) { handshake_until_ = now + kHandshake; }
+void MembershipStream::Open(absl::Time now) {
+  handshake_until_ = now + (servers_ > 1 ? kFailoverHandshake : kHandshake);
+}
 
 v1::MemberMessage MembershipStream::First(v1::Hello hello) const {
   v1::MemberMessage message;
@@ -97,6 +103,7 @@ v1::MemberMessage MembershipStream::HeartbeatOf(v1::Heartbeat heartbeat) const {
 
 absl::Duration MembershipStream::Close() {
   if (std::exchange(welcomed_, false)) backoff_.Reset();
+  server_ = (server_ + 1) % servers_;
   queue_.clear();
   handshake_until_ = heartbeat_at_ = absl::InfiniteFuture();
   return refused_ ? absl::InfiniteDuration() : backoff_.Next();

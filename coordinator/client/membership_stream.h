@@ -28,8 +28,11 @@ namespace cadre {
 class MembershipStream {
  public:
   // `seed`: of the waits; must differ between processes. `epoch`: the highest one that an earlier
-  // process of this member recorded.
-  MembershipStream(uint64_t seed, uint64_t epoch, size_t max_queued);
+  // process of this member recorded. `servers`: the number of coordinators, of which one leads.
+  MembershipStream(uint64_t seed, uint64_t epoch, size_t max_queued, size_t servers = 1);
+
+  // Number of the coordinator to which the next stream is to be opened, or the present one is.
+  size_t server() const { return server_; }
 
   void Open(absl::Time now);
   // `hello`, with protocol, id and the highest epoch.
@@ -70,6 +73,8 @@ class MembershipStream {
 
  private:
   const size_t max_queued_;
+  const size_t servers_;
+  size_t server_ = 0;
   Backoff backoff_;
   bool welcomed_ = false;
   bool ever_welcomed_ = false;

@@ -61,8 +61,7 @@ bool IsCounter(const std::string& name) {
 
 // What identifies a member (see above).
 std::pair<v1::Role, std::string> IdentityOf(const v1::Hello& hello) {
-  return {hello.role(),
-          hello.role() == v1::ROLE_AGGREGATOR ? hello.name() : hello.incarnation()};
+  return {hello.role(), hello.role() == v1::ROLE_AGGREGATOR ? hello.name() : hello.incarnation()};
 }
 
 std::string MissingField(const v1::Hello& hello) {
@@ -97,8 +96,8 @@ void Cluster::ReportMember(v1::EventKind kind, const Member& member, absl::strin
 
 // A coordinator that starts does not know the epochs of earlier ones if their store was lost, or is
 // older, and its clock is behind theirs. One that was replaced while it ran must not take over
-// again: members that it has welcomed itself have left it for another coordinator. A new start takes
-// over, as an operator decides.
+// again: members that it has welcomed itself have left it for another coordinator. A new start
+// takes over, as an operator decides.
 bool Cluster::HasEpochOf(ConnectionId connection, const v1::Hello& hello) {
   const uint64_t epoch = hello.highest_epoch();
   if (epoch <= meta().epoch()) return true;

@@ -86,10 +86,11 @@ class Cluster : public Journal {
   void NoteLost(const std::string& host);
   // When a worker of each of these hosts was lost, if that is less than kReturn ago.
   const std::map<std::string, absl::Time>& lost_hosts() const { return lost_hosts_; }
-  // Whether a worker that the store does not name may still join: as long after a start as a lease,
-  // since it may have been lost before, or have joined after the store was copied.
+  // Whether a worker that the store does not name may still join: for a lease after the first
+  // member has joined, since it may have been lost before, or have joined after the store was
+  // copied.
   bool AwaitsUnknownHost() const {
-    return meta().starts() > 1 && now() < started() + options_.lease;
+    return meta().starts() > 1 && now() < members_.first_contact() + options_.lease;
   }
 
   // ---- Messages; dropped if the member has no stream

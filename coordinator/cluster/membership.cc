@@ -4,6 +4,7 @@
 #include "coordinator/cluster/membership.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -78,8 +79,19 @@ ConnectionId Membership::Attach(Member& member, ConnectionId connection, absl::T
   Unindex(member);
   member.connection = connection;
   Index(member);
+  first_contact_ = std::min(first_contact_, now);
+  if (std::exchange(awaits_contact_, false)) BeginLeases(now);
   Renew(member, now);
   return before;
+}
+
+void Membership::BeginLeases(absl::Time now) {
+  last_heard_ = now;
+  leases_.clear();
+  for (auto& [id, member] : members_) {
+    member.lease_until = now + lease_;
+    leases_.emplace(member.lease_until, id);
+  }
 }
 
 // The member remains until its lease ends: it may connect again with the same incarnation.
@@ -100,11 +112,12 @@ Member* Membership::Detach(ConnectionId connection) {
 // A single member is lost like any other, and so are members whose streams have all ended: their
 // ends were received.
 bool Membership::IsCutOff(absl::Time now) const {
+  if (awaits_contact_) return true;
   return members_.size() > 1 && !connections_.empty() && now - last_heard_ > lease_ / 2;
 }
 
 void Membership::Renew(Member& member, absl::Time now) {
-  if (IsCutOff(now)) Extend(now - last_heard_);
+  if (!awaits_contact_ && IsCutOff(now)) Extend(now - last_heard_);
   last_heard_ = std::max(last_heard_, now);
   leases_.erase({member.lease_until, member.id()});
   member.last_heard = now;

@@ -97,6 +97,9 @@ class Membership {
   void Update(Member& member, const v1::MemberRecord& record);
   void Remove(const std::string& member_id);
 
+  // The members are those of an earlier process. Their leases begin when the first of them joins this
+  // one: they may need time to find it.
+  void AwaitFirstContact() { awaits_contact_ = true; }
   // Assigns the stream to the member. Returns the stream that it replaces, or 0.
   ConnectionId Attach(Member& member, ConnectionId connection, absl::Time now);
   // The stream has ended. Returns the member whose stream it was, or null.
@@ -152,8 +155,10 @@ class Membership {
   const Map& all() const { return members_; }
 
   // Whether no member has sent anything for so long that the coordinator rather than they must be
-  // cut off.
+  // cut off: also until the first contact.
   bool IsCutOff(absl::Time now) const;
+  // When the first member joined this process; InfiniteFuture: none has.
+  absl::Time first_contact() const { return first_contact_; }
 
  private:
   // Adds the member to all indexes, or removes it. Every change of a member's record, stream or
@@ -170,7 +175,12 @@ class Membership {
   // Oldest member with this key; null if there is none.
   const Member* FirstOf(const std::string& key) const;
 
+  // Grants new leases to all members.
+  void BeginLeases(absl::Time now);
+
   const absl::Duration lease_;
+  bool awaits_contact_ = false;
+  absl::Time first_contact_ = absl::InfiniteFuture();
   // When a message of any member was received last.
   absl::Time last_heard_ = absl::InfinitePast();
   Map members_;

@@ -56,7 +56,8 @@ absl::StatusOr<DurableMachine::Turn> DurableMachine::Restore(Store& store, absl:
   CADRE_ASSIGN_OR_RETURN(const std::optional<std::string> meta, store.Get(kMetaKey));
   v1::MetaRecord last;
   if (meta.has_value()) CADRE_RETURN_IF_ERROR(ParseRecord(kMetaKey, *meta, last));
-  CADRE_ASSIGN_OR_RETURN(const uint64_t epoch, store.BeginEpoch(std::max(above, last.epoch()), now));
+  CADRE_ASSIGN_OR_RETURN(const uint64_t epoch,
+                         store.BeginEpoch(std::max(above, last.epoch()), now));
   CADRE_ASSIGN_OR_RETURN(const auto records, ReadRecords(store));
   CADRE_ASSIGN_OR_RETURN(auto actions, machine_.Restore(records, now, epoch));
   Turn turn;

@@ -130,6 +130,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       planner_.Load(key, record);
     }
   }
+  cluster_.members().AwaitFirstContact();
   cluster_.Restore(meta, epoch);
   for (auto& [number, run] : runs_.all()) CADRE_RETURN_IF_ERROR(run.Load(records));
   for (auto& [number, run] : runs_.all()) run.PlaceMembers();

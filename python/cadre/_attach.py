@@ -464,7 +464,7 @@ def attach(model: torch.nn.Module, optimizer: Optimizers, **options: Any) -> Gro
     `optimizer`: one, or a list of those that make a step together.
 
     Options:
-      coordinator: "host:port".
+      coordinator: "host:port", or several separated by commas, of which one leads.
       run: the id or name of a run; or a mapping with the fields of RunSpec, except the parameters of
         the model, or the path of a run file (a Path, or text that has a "/" or ends with .textproto):
         it is then submitted, unless a run of that name exists. If that run has ended, the model gets

@@ -46,7 +46,7 @@ def _read(path: os.PathLike) -> str:
 
 
 class Client:
-    """A client of the coordinator at `coordinator` ("host:port").
+    """A client of the coordinator at `coordinator` ("host:port", or several separated by commas, of which one leads).
 
     `tls` is a folder with the certificate of an operator or, for status alone, of a viewer;
     `insecure` turns TLS off. Methods raise CadreError with the coordinator's reason. Not

@@ -52,6 +52,16 @@ TEST_F(MembershipStreamTest, HelloHasTheHighestEpoch) {
   EXPECT_EQ(stream_.First({}).hello().highest_epoch(), 7U);
 }
 
+TEST_F(MembershipStreamTest, EachStreamTriesTheNextCoordinator) {
+  MembershipStream stream(/*seed=*/1, /*epoch=*/0, /*max_queued=*/2, /*servers=*/3);
+  for (const size_t server : {0, 1, 2, 0}) {
+    EXPECT_EQ(stream.server(), server);
+    stream.Open(now_);
+    EXPECT_LT(stream.deadline(), now_ + absl::Seconds(5)) << "it may be one that does not respond";
+    stream.Close();
+  }
+}
+
 TEST_F(MembershipStreamTest, HandshakeEndsOnce) {
   EXPECT_EQ(stream_.deadline(), absl::InfiniteFuture());
   stream_.Open(now_);

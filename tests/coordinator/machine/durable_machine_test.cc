@@ -181,6 +181,23 @@ TEST_F(DurableMachineTest, LeaseEndsAfterTheWait) {
   EXPECT_EQ(LeasesLost(), 1u);
 }
 
+// After a restart at another address, members may need longer than a lease to find it.
+TEST_F(DurableMachineTest, LeasesBeginWithTheFirstContact) {
+  Join(1);
+  Join(2);
+  Restart();
+  WaitUntil(now_ + 3 * kLease);
+  EXPECT_EQ(LeasesLost(), 0u);
+  Join(1);
+  for (int i = 0; i < 3; ++i) {
+    WaitUntil(now_ + kLease / 4);
+    Do({Heartbeat(1)});
+  }
+  EXPECT_EQ(LeasesLost(), 0u) << "the other one may still return";
+  WaitUntil(now_ + kLease / 2);
+  EXPECT_EQ(LeasesLost(), 1u);
+}
+
 // The message of a member has waited since before the end of its lease.
 TEST_F(DurableMachineTest, TickFollowsTheMessagesOfATurn) {
   Join(1);

@@ -37,8 +37,7 @@ void MachineDriver::StartMachine() {
   searches_.clear();
   crashed_ = false;
   machine_ = std::make_unique<Machine>(options_);
-  auto actions =
-      machine_->Restore(store_, now_, static_cast<uint64_t>(absl::ToUnixMillis(now_)));
+  auto actions = machine_->Restore(store_, now_, static_cast<uint64_t>(absl::ToUnixMillis(now_)));
   ASSERT_TRUE(actions.ok()) << actions.status();
   Perform(*actions);
 }
