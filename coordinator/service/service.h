@@ -4,7 +4,7 @@
 // No call holds a thread while it waits. Thread-safe.
 //
 //   CoordinatorService service(options);
-//   CADRE_RETURN_IF_ERROR(service.Start(&store));
+//   CADRE_RETURN_IF_ERROR(service.Start(&store));   // until StandBy; a standby refuses calls
 //   auto daemon = Daemon::Start(daemon_options, service.services());
 //   ...
 //   service.Drain();                 // handles queued events, then ends every stream
@@ -25,6 +25,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/log_limit.h"
 #include "base/rpc/credentials.h"
@@ -47,8 +48,15 @@ class CoordinatorService final
   ~CoordinatorService() override { Drain(); }
 
   // Restores the state from the store and starts the loop; earlier calls are Unavailable. `store`
-  // is borrowed and must outlive the service. `backup_path`: a file for a backup while it is sent.
+  // is borrowed and must outlive the service, or the next call of StandBy. `backup_path`: a file
+  // for a backup while it is sent. Requires: the service stands by, as it does at first. Errors:
+  // those of Loop::Start.
   absl::Status Start(Store* store, std::string backup_path = "");
+  // Ends the loop, then every stream and waiting call, and refuses further ones, with a
+  // NotServingError of this reason.
+  void StandBy(const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Why the loop has failed since Start; it must then stand by.
+  absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // This service and those of calls (calls.cc) for one server, which must be shut down before the
   // object is destroyed.
@@ -62,8 +70,8 @@ class CoordinatorService final
   // which it will not run or has no effect on the caller: Unavailable, a BusyError,
   // DeadlineExceeded.
   absl::Status Read(std::function<void(const Machine&, absl::Time)> read, absl::Duration timeout);
-  // Requires: Start was called.
-  const Loop& loop() const { return *loop_; }
+  // Null while the service stands by.
+  std::shared_ptr<Loop> loop() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // v1::Membership
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
@@ -104,8 +112,12 @@ class CoordinatorService final
   // Begins a call that posts one event, unless `check` fails.
   grpc::ServerUnaryReactor* Request(Fill fill, const std::function<Event(RequestId)>& make,
                                     const std::function<absl::Status()>& check = absl::OkStatus);
-  // Errors: Unavailable if the loop has stopped.
-  absl::Status Post(Event event);
+  // Errors: Unavailable if there is no loop.
+  absl::Status Post(Event event) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The loop, or why there is none.
+  absl::StatusOr<std::shared_ptr<Loop>> LoopOrReason() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends the loop; later calls are refused with this status.
+  void StopLoop(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends updates until the stream ends.
   grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext* context,
                                                    const std::string& run)
@@ -131,17 +143,20 @@ class CoordinatorService final
   const Loop::Options options_;
   const Credentials credentials_;
   const std::vector<std::unique_ptr<grpc::Service>> call_services_;
-  // Set by Start.
+  // Set by Start, before the loop's thread exists.
   Store* store_ = nullptr;
   std::string backup_path_;
   // Limits on queries that wait for the loop, and on Watch streams.
   StreamSlots query_slots_;
   StreamSlots watch_slots_;
-  std::unique_ptr<Loop> loop_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
+  // Null while the service stands by. Streams keep the loop of their time, which may have stopped.
+  std::shared_ptr<Loop> loop_ ABSL_GUARDED_BY(mutex_);
+  // Why there is no loop, and why the last one has failed.
+  absl::Status not_serving_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool drained_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<ConnectionId, JoinStream*> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<RequestId, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);

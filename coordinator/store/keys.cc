@@ -63,6 +63,12 @@ std::string HistoryKey(absl::string_view run, uint64_t number) {
 
 std::string EventKey(uint64_t number) { return absl::StrFormat("%s%020u", kEventPrefix, number); }
 
+std::string KeyAbove(absl::string_view prefix) {
+  std::string above(prefix);
+  ++above.back();
+  return above;
+}
+
 absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,
                          google::protobuf::MessageLite& record) {
   if (record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return absl::OkStatus();

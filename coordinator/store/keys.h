@@ -62,6 +62,10 @@ std::string GroupsPrefix(absl::string_view run);
 std::string CommitsPrefix(absl::string_view run);
 std::string HistoryPrefix(absl::string_view run);
 
+// The smallest key above all keys with this prefix. Keys are printable ASCII, so the last character
+// can be increased.
+std::string KeyAbove(absl::string_view prefix);
+
 // Parses the record with this key. Errors: DataLoss.
 absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,
                          google::protobuf::MessageLite& record);

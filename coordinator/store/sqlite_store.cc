@@ -38,6 +38,7 @@
 #include "base/crc32c.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "coordinator/store/keys.h"
 
 namespace cadre {
 namespace {
@@ -87,14 +88,6 @@ absl::string_view Advice(int error) {
     default:
       return "";
   }
-}
-
-// The smallest key above all keys with this prefix. Keys are printable ASCII, so the last character
-// can be increased.
-std::string Above(absl::string_view prefix) {
-  std::string above(prefix);
-  ++above.back();
-  return above;
 }
 
 void BindText(sqlite3_stmt* statement, int index, absl::string_view text) {
@@ -275,7 +268,7 @@ absl::StatusOr<std::map<std::string, std::string>> SqliteStore::Scan(absl::strin
   CADRE_ASSIGN_OR_RETURN(const Statement statement,
                          Prepare("SELECT key, value FROM record WHERE key >= ? AND key < ?"));
   BindText(statement.get(), 1, prefix);
-  BindText(statement.get(), 2, Above(prefix));
+  BindText(statement.get(), 2, KeyAbove(prefix));
   std::map<std::string, std::string> records;
   int step = SQLITE_ROW;
   while ((step = sqlite3_step(statement.get())) == SQLITE_ROW) {
@@ -334,7 +327,7 @@ absl::Status SqliteStore::Apply(const Op& op) {
   CADRE_ASSIGN_OR_RETURN(const Statement statement, Prepare(sql));
   BindText(statement.get(), 1, op.key);
   if (op.kind == Op::Kind::kPut) BindBlob(statement.get(), 2, op.value);
-  if (op.kind == Op::Kind::kErasePrefix) BindText(statement.get(), 2, Above(op.key));
+  if (op.kind == Op::Kind::kErasePrefix) BindText(statement.get(), 2, KeyAbove(op.key));
   return sqlite3_step(statement.get()) == SQLITE_DONE ? absl::OkStatus()
                                                       : Error("cannot be written");
 }

@@ -42,8 +42,8 @@ class Store {
   virtual absl::Status Commit(const std::vector<Op>& ops) = 0;
 
   // The epoch of a coordinator that begins at `now`, with the records of this store: higher than
-  // `above`, the highest one that it knows. Requires: the records are read afterwards. Errors: those
-  // of Commit.
+  // `above`, the highest one that it knows. Requires: the records are read afterwards. Errors:
+  // those of Commit.
   virtual absl::StatusOr<uint64_t> BeginEpoch(uint64_t above, absl::Time now) {
     // A coordinator that has lost its store knows none; the clock is usually above earlier ones.
     return std::max(above + 1, static_cast<uint64_t>(absl::ToUnixMillis(now)));

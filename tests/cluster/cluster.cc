@@ -101,29 +101,48 @@ absl::Status Cluster::Start(const std::string& name, const std::string& program,
 }
 
 absl::Status Cluster::StartCoordinator() {
+  const std::string listen = coordinator_.empty() ? "127.0.0.1:0" : coordinator_;
+  CADRE_ASSIGN_OR_RETURN(coordinator_, StartCoordinatorAt("coordinator", listen, store()));
+  return MakeClient();
+}
+
+absl::Status Cluster::StartCoordinator(const std::string& name, const std::string& store) {
+  std::string& address = addresses_[name];
+  const std::string listen = address.empty() ? "127.0.0.1:0" : address;
+  CADRE_ASSIGN_OR_RETURN(address, StartCoordinatorAt(name, listen, store));
+  std::vector<std::string> all;
+  for (const auto& [other, its_address] : addresses_) all.push_back(its_address);
+  coordinator_ = absl::StrJoin(all, ",");
+  return MakeClient();
+}
+
+absl::Status Cluster::MakeClient() {
+  CoordinatorClient::Options client;
+  client.coordinator = coordinator_;
+  CADRE_ASSIGN_OR_RETURN(client.credentials, Credentials::FromFolder(TlsOf("operator")));
+  client.dial_timeout = absl::Seconds(1);
+  client_ = std::make_unique<CoordinatorClient>(client);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Cluster::StartCoordinatorAt(const std::string& name,
+                                                        const std::string& listen,
+                                                        const std::string& store) {
   const std::string port_file = folder_ / "port";
   std::filesystem::remove(port_file);
-  const std::string listen = coordinator_.empty() ? "127.0.0.1:0" : coordinator_;
   CADRE_RETURN_IF_ERROR(
-      Start("coordinator", "cadre-coordinator", Role::kCoordinator,
-            {absl::StrCat("--listen=", listen), absl::StrCat("--store=", store()),
+      Start(name, "cadre-coordinator", Role::kCoordinator,
+            {absl::StrCat("--listen=", listen), absl::StrCat("--store=", store),
              absl::StrCat("--port-file=", port_file), "--keep-commits=1000000",
              absl::StrCat("--lease-ms=", absl::ToInt64Milliseconds(options_.lease))}));
   const absl::Time deadline = absl::Now() + kStartLimit;
   while (absl::Now() < deadline) {
     if (const absl::StatusOr<std::string> port = ReadFile(port_file); port.ok()) {
-      coordinator_ = absl::StrCat("127.0.0.1:", absl::StripAsciiWhitespace(*port));
-      CoordinatorClient::Options client;
-      client.coordinator = coordinator_;
-      CADRE_ASSIGN_OR_RETURN(client.credentials, Credentials::FromFolder(TlsOf("operator")));
-      client.dial_timeout = absl::Seconds(1);
-      client_ = std::make_unique<CoordinatorClient>(client);
-      return absl::OkStatus();
+      return absl::StrCat("127.0.0.1:", absl::StripAsciiWhitespace(*port));
     }
-    if (const auto ending = process("coordinator").Poll()) {
-      return absl::InternalError(
-          absl::StrCat("the coordinator ended: ", ending->ToString(), ": ",
-                       absl::StrJoin(LastLines(LogOf("coordinator"), 3), "\n")));
+    if (const auto ending = process(name).Poll()) {
+      return absl::InternalError(absl::StrCat("the coordinator ended: ", ending->ToString(), ": ",
+                                              absl::StrJoin(LastLines(LogOf(name), 3), "\n")));
     }
     absl::SleepFor(kPollInterval);
   }

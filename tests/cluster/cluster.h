@@ -47,6 +47,10 @@ class Cluster {
 
   // Starts the coordinator: the first time on a free port, later on the same port and store.
   absl::Status StartCoordinator();
+  // Starts one of several coordinators, of which one leads: the first time on a free port, later on
+  // the same one. `store`: the database that they share. Members that are started afterwards know
+  // all that were started before.
+  absl::Status StartCoordinator(const std::string& name, const std::string& store);
   // Starts an aggregator with this name and the folder of this name, on a free port.
   absl::Status StartAggregator(const std::string& name);
   absl::Status StartWorker(const std::string& name);
@@ -66,6 +70,8 @@ class Cluster {
   Process& process(const std::string& name) { return processes_.at(name); }
 
   const std::string& coordinator() const { return coordinator_; }
+  // Requires: this coordinator was started with a shared store.
+  const std::string& AddressOf(const std::string& name) const { return addresses_.at(name); }
   const std::string& folder() const { return folder_.path(); }
   std::string store() const { return folder_ / "store.db"; }
   std::string LogOf(const std::string& name) const { return folder_ / (name + ".log"); }
@@ -87,13 +93,21 @@ class Cluster {
   absl::StatusOr<v1::MetaRecord> Meta() const;
 
  private:
+  // Starts a coordinator at this address, and returns the address with the port that it has.
+  absl::StatusOr<std::string> StartCoordinatorAt(const std::string& name, const std::string& listen,
+                                                 const std::string& store);
+  // Makes the client of `coordinator_`.
+  absl::Status MakeClient();
   // Starts the program with TLS.
   absl::Status Start(const std::string& name, const std::string& program, Role role,
                      std::vector<std::string> arguments);
 
   const Options options_;
   const TemporaryFolder folder_;
+  // One address, or several.
   std::string coordinator_;
+  // Addresses of several coordinators, by name.
+  std::map<std::string, std::string> addresses_;
   std::unique_ptr<CoordinatorClient> client_;
   std::map<std::string, Process> processes_;
 };

@@ -49,7 +49,8 @@ class Coordinator {
     options.machine.lease = lease;
     options.machine.heartbeat = lease / 4;
     service_ = std::make_unique<CoordinatorService>(std::move(options));
-    EXPECT_TRUE(service_->Start(store_.get(), path + ".backup").ok());
+    backup_path_ = path + ".backup";
+    Lead();
     auto daemon = Daemon::Start({.listen = listen}, service_->services());
     EXPECT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
@@ -60,6 +61,8 @@ class Coordinator {
     service_->Drain();
     daemon_->Drain(absl::Seconds(2));
   }
+  // Requires: the service stands by.
+  void Lead() { EXPECT_TRUE(service_->Start(store_.get(), backup_path_).ok()); }
   const std::string& address() const { return daemon_->address(); }
   CoordinatorService& service() { return *service_; }
   // Until then, the validation of a run named "slow" blocks.
@@ -68,6 +71,7 @@ class Coordinator {
  private:
   absl::Notification validation_ends_;
   std::unique_ptr<SqliteStore> store_;
+  std::string backup_path_;
   std::unique_ptr<CoordinatorService> service_;
   std::unique_ptr<Daemon> daemon_;
 };

@@ -1,0 +1,255 @@
+// libpq's non-blocking interface with poll: its blocking functions have no limit while a server
+// accepts a connection and does not answer.
+//
+// A statement has its parameters in one message of the protocol, which the server executes only
+// when it is complete. So a process that is stopped in between leaves no open transaction behind,
+// whose locks its successor would wait for.
+#include "coordinator/store/postgres_connection.h"
+
+#include <libpq-fe.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/base/internal/endian.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+// Types of array elements in PostgreSQL's catalogue.
+constexpr uint32_t kTextType = 25;
+constexpr uint32_t kBytesType = 17;
+
+// Why a server refuses a connection for good, by a part of its English message: libpq has no code
+// for it.
+struct RefusedConnection {
+  const char* message;
+  absl::StatusCode code;
+  const char* remedy;
+};
+constexpr RefusedConnection kRefusedConnections[] = {
+    {"password authentication failed", absl::StatusCode::kPermissionDenied,
+     "check user and password (PGPASSFILE, PGPASSWORD)"},
+    {"no password supplied", absl::StatusCode::kPermissionDenied, "set PGPASSFILE or PGPASSWORD"},
+    {"no pg_hba.conf entry", absl::StatusCode::kPermissionDenied,
+     "permit this host and user in the server's pg_hba.conf"},
+    {"does not exist", absl::StatusCode::kNotFound, "create it (createdb, createuser)"},
+};
+
+// What an SQLSTATE means here; its prefix is compared.
+struct SqlError {
+  const char* state;
+  absl::StatusCode code;
+  const char* remedy;
+};
+constexpr SqlError kSqlErrors[] = {
+    {"53100", absl::StatusCode::kResourceExhausted, "the server's disk is full"},
+    {"53", absl::StatusCode::kUnavailable, ""},     // insufficient resources
+    {"57", absl::StatusCode::kUnavailable, ""},     // shutdown, cancelled statement
+    {"40", absl::StatusCode::kUnavailable, ""},     // rolled back
+    {"55P03", absl::StatusCode::kUnavailable, ""},  // a lock was not available in time
+    {"08", absl::StatusCode::kUnavailable, ""},     // connection
+    {"25006", absl::StatusCode::kFailedPrecondition,
+     "it is a replica; name the primary (target_session_attrs=read-write)"},
+    {"42501", absl::StatusCode::kPermissionDenied, "the user needs the right to create tables"},
+    {"42P01", absl::StatusCode::kFailedPrecondition, ""},
+};
+
+std::string OneLine(absl::string_view text) {
+  return absl::StrReplaceAll(absl::StripSuffix(text, "\n"), {{"\n", "; "}});
+}
+
+void AppendNumber(std::string& bytes, uint32_t number) {
+  char big_endian[4];
+  absl::big_endian::Store32(big_endian, number);
+  bytes.append(big_endian, sizeof(big_endian));
+}
+
+PostgresConnection::Param Array(const std::vector<std::string>& values, uint32_t type) {
+  std::string bytes;
+  AppendNumber(bytes, values.empty() ? 0 : 1);  // dimensions
+  AppendNumber(bytes, 0);                       // no element is NULL
+  AppendNumber(bytes, type);
+  if (!values.empty()) {
+    AppendNumber(bytes, static_cast<uint32_t>(values.size()));
+    AppendNumber(bytes, 1);  // index of the first element
+  }
+  for (const std::string& value : values) {
+    AppendNumber(bytes, static_cast<uint32_t>(value.size()));
+    bytes.append(value);
+  }
+  return {std::move(bytes), /*binary=*/true};
+}
+
+}  // namespace
+
+bool IsPostgresUrl(absl::string_view text) {
+  return absl::StartsWith(text, "postgresql://") || absl::StartsWith(text, "postgres://");
+}
+
+void PostgresConnection::Finish::operator()(pg_conn* connection) const { PQfinish(connection); }
+
+void PostgresConnection::Clear::operator()(pg_result* result) const { PQclear(result); }
+
+PostgresConnection::~PostgresConnection() = default;
+
+PostgresConnection::Param PostgresConnection::TextArray(const std::vector<std::string>& values) {
+  return Array(values, kTextType);
+}
+
+PostgresConnection::Param PostgresConnection::BytesArray(const std::vector<std::string>& values) {
+  return Array(values, kBytesType);
+}
+
+absl::StatusOr<std::unique_ptr<PostgresConnection>> PostgresConnection::Connect(
+    const std::string& url, absl::Duration timeout) {
+  char* error = nullptr;
+  PQconninfoOption* const parsed = PQconninfoParse(url.c_str(), &error);
+  // libpq's message may quote the password.
+  PQfreemem(error);
+  if (parsed == nullptr) {
+    return absl::InvalidArgumentError(
+        "the store's address is not of the form "
+        "postgresql://[USER@]HOST[:PORT]/DATABASE[?sslmode=verify-full]");
+  }
+  PQconninfoFree(parsed);
+  const std::string limit = absl::StrCat(absl::ToInt64Milliseconds(timeout));
+  // The URL has precedence over what precedes it.
+  const char* const names[] = {"application_name", "tcp_user_timeout", "keepalives_idle", "dbname",
+                               nullptr};
+  const char* const values[] = {"cadre-coordinator", limit.c_str(), "5", url.c_str(), nullptr};
+  auto opened = std::unique_ptr<PostgresConnection>(new PostgresConnection());
+  opened->connection_.reset(PQconnectStartParams(names, values, /*expand_dbname=*/1));
+  CADRE_RETURN_IF_ERROR(opened->FinishConnecting(absl::Now() + timeout));
+  return opened;
+}
+
+absl::Status PostgresConnection::FinishConnecting(absl::Time until) {
+  if (connection_ == nullptr) return absl::ResourceExhaustedError("no memory for a connection");
+  PGconn* const connection = connection_.get();
+  const auto text = [](const char* value) { return absl::NullSafeStringView(value); };
+  name_ = absl::StrCat("database ", text(PQdb(connection)), " at ", text(PQhost(connection)), ":",
+                       text(PQport(connection)));
+  PostgresPollingStatusType state = PGRES_POLLING_WRITING;
+  if (PQstatus(connection) == CONNECTION_BAD) state = PGRES_POLLING_FAILED;
+  while (state != PGRES_POLLING_OK) {
+    if (state == PGRES_POLLING_FAILED) {
+      const std::string reason = OneLine(PQerrorMessage(connection));
+      for (const RefusedConnection& refused : kRefusedConnections) {
+        if (!absl::StrContains(reason, refused.message)) continue;
+        return absl::Status(refused.code, absl::StrCat(name_, ": ", reason, "; ", refused.remedy));
+      }
+      return absl::UnavailableError(absl::StrCat(name_, ": ", reason));
+    }
+    CADRE_RETURN_IF_ERROR(Wait(state == PGRES_POLLING_WRITING, until, "connect"));
+    state = PQconnectPoll(connection);
+  }
+  if (PQsetnonblocking(connection, 1) != 0) return Error(nullptr);
+  return absl::OkStatus();
+}
+
+absl::Status PostgresConnection::Wait(bool write, absl::Time until, absl::string_view what) {
+  pollfd polled = {.fd = PQsocket(connection_.get()),
+                   .events = static_cast<int16_t>(write ? POLLIN | POLLOUT : POLLIN),
+                   .revents = 0};
+  while (true) {
+    const absl::Duration left = until - absl::Now();
+    const auto milliseconds =
+        static_cast<int>(std::max<int64_t>(absl::ToInt64Milliseconds(left), 0));
+    const int ready = poll(&polled, 1, milliseconds);
+    if (ready > 0) return absl::OkStatus();
+    if (left > absl::ZeroDuration()) continue;
+    // What arrives later belongs to no statement.
+    connection_.reset();
+    return absl::UnavailableError(absl::StrCat(name_, ": no answer in time: ", what));
+  }
+}
+
+bool PostgresConnection::ended() const {
+  return connection_ == nullptr || PQstatus(connection_.get()) != CONNECTION_OK;
+}
+
+absl::StatusOr<std::vector<PostgresConnection::Row>> PostgresConnection::Run(
+    const char* sql, const std::vector<Param>& params, absl::Duration timeout) {
+  if (ended()) return absl::UnavailableError(absl::StrCat(name_, ": the connection has ended"));
+  std::vector<const char*> values;
+  std::vector<int> lengths;
+  std::vector<int> formats;
+  for (const Param& param : params) {
+    values.push_back(param.bytes.c_str());
+    lengths.push_back(static_cast<int>(param.bytes.size()));
+    formats.push_back(param.binary ? 1 : 0);
+  }
+  const int sent = PQsendQueryParams(connection_.get(), sql, static_cast<int>(params.size()),
+                                     /*paramTypes=*/nullptr, values.data(), lengths.data(),
+                                     formats.data(), /*resultFormat=*/1);
+  if (sent == 0) return Error(nullptr);
+  CADRE_ASSIGN_OR_RETURN(const Result result, Await(absl::Now() + timeout, sql));
+  std::vector<Row> rows(PQntuples(result.get()));
+  for (size_t row = 0; row < rows.size(); ++row) {
+    for (int column = 0; column < PQnfields(result.get()); ++column) {
+      rows[row].emplace_back(PQgetvalue(result.get(), static_cast<int>(row), column),
+                             PQgetlength(result.get(), static_cast<int>(row), column));
+    }
+  }
+  return rows;
+}
+
+absl::Status PostgresConnection::RunAll(const char* sql, absl::Duration timeout) {
+  if (ended()) return absl::UnavailableError(absl::StrCat(name_, ": the connection has ended"));
+  if (PQsendQuery(connection_.get(), sql) == 0) return Error(nullptr);
+  return Await(absl::Now() + timeout, sql).status();
+}
+
+absl::StatusOr<PostgresConnection::Result> PostgresConnection::Await(absl::Time until,
+                                                                     const char* sql) {
+  int unsent = 1;
+  while ((unsent = PQflush(connection_.get())) > 0) {
+    CADRE_RETURN_IF_ERROR(Wait(/*write=*/true, until, sql));
+    if (PQconsumeInput(connection_.get()) == 0) return Error(nullptr);
+  }
+  if (unsent < 0) return Error(nullptr);
+  Result last;
+  absl::Status error;
+  while (true) {
+    while (PQisBusy(connection_.get()) != 0) {
+      CADRE_RETURN_IF_ERROR(Wait(/*write=*/false, until, sql));
+      if (PQconsumeInput(connection_.get()) == 0) return Error(nullptr);
+    }
+    Result next(PQgetResult(connection_.get()));
+    if (next == nullptr) break;
+    const ExecStatusType status = PQresultStatus(next.get());
+    if (status != PGRES_TUPLES_OK && status != PGRES_COMMAND_OK && error.ok()) {
+      error = Error(next.get());
+    }
+    last = std::move(next);
+  }
+  if (!error.ok()) return error;
+  if (last == nullptr) return Error(nullptr);
+  return last;
+}
+
+absl::Status PostgresConnection::Error(const pg_result* result) const {
+  const char* const state =
+      result == nullptr ? nullptr : PQresultErrorField(result, PG_DIAG_SQLSTATE);
+  const std::string reason =
+      OneLine(result == nullptr ? PQerrorMessage(connection_.get()) : PQresultErrorMessage(result));
+  const std::string text = absl::StrCat(name_, ": ", reason);
+  // libpq reports the end of the connection without a state.
+  if (state == nullptr) return absl::UnavailableError(text);
+  for (const SqlError& known : kSqlErrors) {
+    if (!absl::StartsWith(state, known.state)) continue;
+    const absl::string_view remedy = known.remedy;
+    return absl::Status(known.code, absl::StrCat(text, remedy.empty() ? "" : "; ", remedy));
+  }
+  return absl::InternalError(absl::StrCat(text, " (", state, ")"));
+}
+
+}  // namespace cadre

@@ -1,0 +1,236 @@
+// Two coordinators share a PostgreSQL database. The one that leads is killed or stopped again and
+// again, and the database is restarted, while a run goes on.
+//
+// CADRE_FAILOVER_KILLS sets the number of failures of the leader; by default there are few. And:
+// the store of a coordinator is lost, and its clock is behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/file_system.h"
+#include "coordinator/store/leader_row.h"
+#include "server/checked_file.h"
+#include "tests/base/expect.h"
+#include "tests/cluster/cluster.h"
+#include "tests/coordinator/store/postgres_server.h"
+
+namespace cadre::testing {
+namespace {
+
+// Longer than a leader that does not respond is noticed.
+constexpr absl::Duration kLease = absl::Seconds(10);
+constexpr absl::Duration kLong = absl::Seconds(60);
+constexpr int kKills = 12;
+constexpr char kFirst[] = "coordinator-0";
+constexpr char kSecond[] = "coordinator-1";
+
+// Writes every change of term or number of a transaction. The row's lock orders them, so the order
+// of `id` is that of the transactions.
+constexpr char kLog[] = R"(
+  CREATE TABLE term_log (id serial, term bigint, sequence bigint);
+  CREATE FUNCTION log_term() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN INSERT INTO term_log (term, sequence) VALUES (NEW.term, NEW.sequence); RETURN NEW; END $$;
+  CREATE TRIGGER log_term AFTER UPDATE ON cadre_leader FOR EACH ROW
+    WHEN (OLD.term <> NEW.term OR OLD.sequence <> NEW.sequence) EXECUTE FUNCTION log_term();)";
+
+// Rows of the log that no order of leaders explains: a term after a later one, or a transaction
+// that does not follow the one before.
+constexpr char kUnordered[] = R"(
+  SELECT count(*) FROM (SELECT term, sequence, lag(term) OVER (ORDER BY id) AS last_term,
+                               lag(sequence) OVER (ORDER BY id) AS last_sequence FROM term_log) AS l
+  WHERE term < last_term OR (term = last_term AND sequence <> last_sequence + 1)
+     OR (term > last_term AND sequence <> 0);)";
+
+int Kills() {
+  int kills = kKills;
+  const char* const text = getenv("CADRE_FAILOVER_KILLS");
+  if (text != nullptr) {
+    EXPECT_TRUE(absl::SimpleAtoi(text, &kills)) << text;
+  }
+  return kills;
+}
+
+class FailoverTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!PostgresServer::IsInstalled()) GTEST_SKIP() << "PostgreSQL 15 is not installed";
+    server_ = std::make_unique<PostgresServer>();
+    ASSERT_THAT(cluster_.StartCoordinator(kFirst, server_->Url()), IsOk());
+    ASSERT_THAT(cluster_.StartCoordinator(kSecond, server_->Url()), IsOk());
+    ASSERT_NE(AwaitLeader(0).term, 0u);
+    server_->Psql(kLog);
+    for (const char* name : {"aggregator-0", "aggregator-1"}) {
+      ASSERT_THAT(cluster_.StartAggregator(name), IsOk());
+    }
+    for (const char* name : {"worker-0", "worker-1", "worker-2", "worker-3"}) {
+      ASSERT_THAT(cluster_.StartWorker(name), IsOk());
+    }
+    const auto joined = cluster_.Await(
+        [](const v1::StatusReply& status) {
+          return status.aggregators_size() == 2 && status.workers_size() == 4;
+        },
+        kLong, "all members have joined");
+    ASSERT_THAT(joined, IsOk());
+    v1::RunSpec spec = SmallSpec({.groups = 2, .ranks = 2, .every_steps = 20, .steps = 10'000'000});
+    spec.mutable_cluster()->set_keep_plan(true);
+    const auto run = cluster_.client().Submit(spec);
+    ASSERT_THAT(run, IsOk());
+    run_ = *run;
+    ASSERT_GE(AwaitVersion(3), 3u);
+  }
+
+  // The leader after this term; that of term 0 if there is none in time.
+  Leader AwaitLeader(uint64_t after) {
+    LeaderRow row(server_->Url(), "observer");
+    const absl::Time until = absl::Now() + kLong;
+    while (absl::Now() < until) {
+      const auto leader = row.Read();
+      if (leader.ok() && leader->term > after && !leader->address.empty()) return *leader;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    ADD_FAILURE() << "no coordinator leads after term " << after;
+    return {};
+  }
+  std::string NameOf(const Leader& leader) const {
+    return leader.address == cluster_.AddressOf(kFirst) ? kFirst : kSecond;
+  }
+  // Awaits this version, and returns the one that the run has.
+  uint32_t AwaitVersion(uint32_t version) {
+    const auto status = cluster_.Await(
+        [&](const v1::StatusReply& seen) {
+          const v1::RunStatus* const run = FindRun(seen, run_);
+          return run != nullptr && run->version() >= version;
+        },
+        kLong, absl::StrCat("version ", version));
+    EXPECT_THAT(status, IsOk());
+    return status.ok() ? FindRun(*status, run_)->version() : 0;
+  }
+  std::map<uint32_t, uint32_t> Generations() {
+    std::map<uint32_t, uint32_t> generations;
+    const auto status = cluster_.Await([](const auto&) { return true; }, kLong, "a status");
+    EXPECT_THAT(status, IsOk());
+    for (const v1::GroupStatus& group : status->groups()) {
+      generations[group.group()] = group.generation();
+    }
+    return generations;
+  }
+  // The leader fails; returns the time until the run has another version.
+  absl::Duration FailLeader(int how) {
+    const Leader leader = AwaitLeader(0);
+    const std::string name = NameOf(leader);
+    const uint32_t version = AwaitVersion(0);
+    const absl::Time begin = absl::Now();
+    if (how == 0) {
+      cluster_.Signal(name, SIGSTOP);
+    } else if (how == 1) {
+      cluster_.Signal(name, SIGTERM);
+    } else {
+      cluster_.Kill(name);
+    }
+    const Leader next = AwaitLeader(leader.term);
+    EXPECT_NE(NameOf(next), name);
+    AwaitVersion(version + 2);
+    const absl::Duration gap = absl::Now() - begin;
+    if (how == 0) {
+      // It has been replaced while it was stopped, and finds it out.
+      cluster_.Signal(name, SIGCONT);
+    } else {
+      cluster_.Kill(name);
+      EXPECT_THAT(cluster_.StartCoordinator(name, server_->Url()), IsOk());
+    }
+    return gap;
+  }
+  void ExpectNothingLost(const std::map<uint32_t, uint32_t>& generations) {
+    EXPECT_EQ(Generations(), generations) << "no group is formed again";
+    const auto status = cluster_.client().Status();
+    ASSERT_THAT(status, IsOk());
+    EXPECT_EQ(Counter(*status, "leases_lost"), 0u);
+    EXPECT_EQ(server_->Psql(kUnordered), "0") << "two coordinators have led at the same time";
+  }
+
+  std::unique_ptr<PostgresServer> server_;
+  Cluster cluster_{{.lease = kLease}};
+  std::string run_;
+};
+
+TEST_F(FailoverTest, RunGoesOnWhenLeadersFail) {
+  const std::map<uint32_t, uint32_t> generations = Generations();
+  ASSERT_EQ(generations.size(), 2u);
+  std::vector<absl::Duration> gaps;
+  const int kills = Kills();
+  for (int i = 0; i < kills && !HasFailure(); ++i) gaps.push_back(FailLeader(i % 4));
+  ExpectNothingLost(generations);
+  ASSERT_FALSE(gaps.empty());
+  std::sort(gaps.begin(), gaps.end());
+  const absl::Duration median = gaps[gaps.size() / 2];
+  RecordProperty("median_gap_ms", static_cast<int>(absl::ToInt64Milliseconds(median)));
+  EXPECT_LT(median, absl::Seconds(3)) << "longest " << gaps.back();
+}
+
+TEST_F(FailoverTest, RunGoesOnWhenTheDatabaseIsRestarted) {
+  const std::map<uint32_t, uint32_t> generations = Generations();
+  for (int i = 0; i < 3; ++i) {
+    const uint32_t version = AwaitVersion(0);
+    i % 2 == 0 ? server_->Kill() : server_->Stop();
+    server_->Start();
+    AwaitVersion(version + 2);
+  }
+  ExpectNothingLost(generations);
+}
+
+// The coordinator before had a clock that was ten minutes ahead.
+TEST(LostStoreTest, RunIsAdoptedAlthoughTheClockIsBehind) {
+  Cluster cluster({.lease = absl::Seconds(3)});
+  const auto run = cluster.StartRun(SmallSpec(
+      {.groups = 1, .ranks = 1, .aggregators = 1, .every_steps = 20, .steps = 10'000'000}));
+  ASSERT_THAT(run, IsOk());
+  const auto has_version = [&](uint32_t version) {
+    return [&, version](const v1::StatusReply& seen) {
+      const v1::RunStatus* const found = FindRun(seen, *run);
+      return found != nullptr && found->version() >= version;
+    };
+  };
+  ASSERT_THAT(cluster.Await(has_version(3), kLong, "version 3"), IsOk());
+  cluster.Kill("coordinator");
+  cluster.Kill("aggregator-0");
+  const int64_t epoch = absl::ToUnixMillis(absl::Now() + absl::Minutes(10));
+  ASSERT_THAT(WriteChecked(PosixFileSystem(), cluster.folder() + "/aggregator-0/.identity",
+                           absl::StrCat(epoch, "\naggregator-0")),
+              IsOk());
+  std::filesystem::remove(cluster.store());
+  std::filesystem::remove(cluster.store() + "-wal");
+  ASSERT_THAT(cluster.StartCoordinator(), IsOk());
+  ASSERT_THAT(cluster.StartAggregator("aggregator-0"), IsOk());
+  const auto joined = [](const v1::StatusReply& seen) { return seen.aggregators_size() == 1; };
+  ASSERT_THAT(cluster.Await(joined, kLong, "the aggregator has joined"), IsOk());
+  const std::string adopted = RunCadre({"adopt", "--coordinator", cluster.coordinator()});
+  EXPECT_THAT(adopted, ::testing::HasSubstr(*run));
+  const auto status = cluster.Await(has_version(1), kLong, "the run is known");
+  ASSERT_THAT(status, IsOk());
+  const uint32_t version = FindRun(*status, *run)->version();
+  EXPECT_THAT(cluster.Await(has_version(version + 3), kLong, "the run goes on"), IsOk());
+}
+
+TEST_F(FailoverTest, StandbyNamesTheLeader) {
+  const Leader leader = AwaitLeader(0);
+  const std::string standby = NameOf(leader) == kFirst ? kSecond : kFirst;
+  const std::string text =
+      RunCadre({"status", "--coordinator", cluster_.AddressOf(standby)}, /*exit_code=*/4);
+  EXPECT_THAT(text, ::testing::HasSubstr(absl::StrCat("the one at ", leader.address, " leads")));
+  RunCadre(
+      {"status", "--coordinator", absl::StrCat(cluster_.AddressOf(standby), ",", leader.address)});
+}
+
+}  // namespace
+}  // namespace cadre::testing
