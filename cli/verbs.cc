@@ -360,7 +360,8 @@ std::vector<Verb> ProgramVerbs() {
 const std::vector<Flag>& GlobalFlags() {
   static const std::vector<Flag> flags = {
       {"coordinator", kText, "HOST:PORT",
-       "address of the coordinator, or of several, separated by commas, of which one leads (default "
+       "address of the coordinator, or of several, separated by commas, of which one leads "
+       "(default "
        "$CADRE_COORDINATOR, otherwise 127.0.0.1:7000)"},
       {"tls", kFolder, "DIR",
        "credentials for the coordinator: ca.crt, tls.crt and tls.key (default $CADRE_TLS)"},

@@ -97,8 +97,8 @@ class Membership {
   void Update(Member& member, const v1::MemberRecord& record);
   void Remove(const std::string& member_id);
 
-  // The members are those of an earlier process. Their leases begin when the first of them joins this
-  // one: they may need time to find it.
+  // The members are those of an earlier process. Their leases begin when the first of them joins
+  // this one: they may need time to find it.
   void AwaitFirstContact() { awaits_contact_ = true; }
   // Assigns the stream to the member. Returns the stream that it replaces, or 0.
   ConnectionId Attach(Member& member, ConnectionId connection, absl::Time now);

@@ -140,7 +140,7 @@ absl::Status PostgresStore::CreateTables(Connection& connection) {
 absl::StatusOr<PostgresStore::Rows> PostgresStore::Retry(
     absl::FunctionRef<absl::StatusOr<Rows>(Connection&)> run) {
   const absl::Time until = absl::Now() + options_.patience;
-  while (true) {
+  for (bool first = true;; first = false) {
     absl::Status status;
     if (connection_ == nullptr || connection_->ended()) {
       auto opened = Connection::Connect(options_.url, kStatementTimeout);
@@ -154,7 +154,7 @@ absl::StatusOr<PostgresStore::Rows> PostgresStore::Retry(
       status = rows.status();
     }
     if (!absl::IsUnavailable(status) || absl::Now() >= until) return status;
-    LOG(WARNING) << "trying again: " << status.message();
+    LOG_IF(WARNING, first) << "trying again for " << options_.patience << ": " << status.message();
     absl::SleepFor(kReconnect);
   }
 }

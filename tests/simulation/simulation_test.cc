@@ -56,6 +56,7 @@ constexpr MinCount kMinCounts[] = {
     {"commits", 2000},
     {"coordinator_clock_jumps", 200},
     {"contributions_late", 50},
+    {"coordinator_epochs_raised", 5},
     {"coordinator_events", 50'000},
     {"coordinator_kills", 300},
     {"coordinator_stalls", 30},
