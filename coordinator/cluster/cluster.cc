@@ -106,7 +106,8 @@ bool Cluster::HasEpochOf(ConnectionId connection, const v1::Hello& hello) {
            absl::StrCat("highest_epoch is ", epoch, ", more than ", kMaxEpoch));
     return false;
   }
-  std::string reason = absl::StrCat("the coordinator begins again above epoch ", epoch);
+  std::string reason =
+      absl::StrCat("the coordinator begins again above epoch ", epoch, " of ", hello.name());
   if (!welcomed_.contains(IdentityOf(hello))) {
     out().Add(BeginAgain{epoch});
   } else {
