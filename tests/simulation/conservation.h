@@ -29,6 +29,7 @@
 #include "proto/cadre/v1/rounds.pb.h"
 #include "tensor/interval.h"
 #include "tests/simulation/model.h"
+#include "tests/simulation/sample_ledger.h"
 #include "tests/simulation/world.h"
 
 namespace cadre::simulation {
@@ -39,7 +40,9 @@ using Expected = std::vector<std::optional<float>>;
 // What the vaults of all ranks keep.
 class Conservation {
  public:
-  explicit Conservation(World& world) : world_(world) {}
+  explicit Conservation(World& world) : world_(world), samples_(world) {}
+
+  SampleLedger& samples() { return samples_; }
 
   // ---- A rank
   // Its vaults are those of the assignment's group, and no longer those of another one.
@@ -90,6 +93,7 @@ class Conservation {
   static Key KeyOf(const v1::Assignment& assignment);
 
   World& world_;
+  SampleLedger samples_;
   std::map<std::string, Key> entered_;
   // By generation.
   std::map<uint32_t, v1::Start> starts_;

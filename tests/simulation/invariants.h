@@ -5,11 +5,11 @@
 //   - numbers of generations, runs, members and rounds are never reused, also after restarts
 //   - the participants of a durable commit record never change, and Apply has the same participants
 //   - participants are live generations whose slices were all acknowledged as durable
-//   - every version is the result of its commit record on the previous version, at all holders;
-//   that
-//     of a rollback has the values and states of the version that it restores
-//   - acknowledged contributions, runs, commits and versions are not lost; a shard with a copy is
-//   not restored from values of a group, which have no states, before two disks are lost
+//   - every version is the result of its commit record on the previous version, at all holders, and
+//     that of a rollback has the values and states of the version that it restores
+//   - acknowledged contributions, runs, commits and versions are not lost
+//   - a shard with a copy is not restored from values of a group, which have no states, before two
+//     disks are lost
 //   - a worker belongs to at most one group, and a rank to one worker
 //   - ended runs remain ended; they are DONE unless several hosts, or the only one, could not train
 //     them; they are parked only if a disk was lost, or the loss has diverged twice
@@ -47,7 +47,8 @@ class Invariants {
       : world_(world),
         connected_workers_(std::move(connected_workers)),
         conservation_(world),
-        record_checks_(world, [this](const std::string& run) { return IsRestored(run); }) {}
+        record_checks_(world, conservation_.samples(),
+                       [this](const std::string& run) { return IsRestored(run); }) {}
 
   // ---- The coordinator
   // The store of the coordinator with this number has changed from `before` to `after`.
@@ -86,7 +87,6 @@ class Invariants {
 
   // ---- Workers
   Conservation& conservation() { return conservation_; }
-  SampleLedger& sample_ledger() { return record_checks_.sample_ledger(); }
   // The rank has loaded the version; `values` contains its part of the model.
   void OnHeld(const v1::RankSlot& place, uint32_t version, const Values& values,
               const std::vector<Interval>& owned);

@@ -2,14 +2,12 @@
 // and from what ranks have contributed; the model's values are not needed for them:
 //
 //   - the epoch of a start is higher than that of the start before
-//   - a round has at least averaging.min_groups participants, and the samples of each are those of
-//   its contributions
+//   - a round has at least averaging.min_groups participants, each with the samples that it staged
 //   - samples and step of a run are those of its commits
 //   - a Decision says that a contribution was included exactly if the commit record names the group
 //   - the next boundary is one round away, or less by speed and at the end
 //   - workers whose group is in a new version have no failures on record
-//   - each generation has a key of its own, and aggregators receive the key of the group that has
-//   it
+//   - each generation has a key of its own, and aggregators receive the key of its group
 //
 // Thread-compatible.
 #pragma once
@@ -34,10 +32,9 @@ class RecordChecks {
   using Store = std::map<std::string, std::string>;
 
   // `is_restored`: whether the run's record was once replaced by an older one.
-  RecordChecks(World& world, std::function<bool(const std::string&)> is_restored)
-      : world_(world), is_restored_(std::move(is_restored)), sample_ledger_(world) {}
-
-  SampleLedger& sample_ledger() { return sample_ledger_; }
+  RecordChecks(World& world, SampleLedger& sample_ledger,
+               std::function<bool(const std::string&)> is_restored)
+      : world_(world), is_restored_(std::move(is_restored)), sample_ledger_(sample_ledger) {}
 
   void OnStaged(const v1::ContributionHeader& header);
   void OnTransaction(const Store& before, const Store& after);
@@ -56,7 +53,7 @@ class RecordChecks {
 
   World& world_;
   const std::function<bool(const std::string&)> is_restored_;
-  SampleLedger sample_ledger_;
+  SampleLedger& sample_ledger_;
   // The samples of each contribution by run, round, group and generation.
   std::map<std::tuple<std::string, uint32_t, uint32_t, uint32_t>, uint64_t> samples_;
   // The place of rank 0 of the generation that has the key.

@@ -38,7 +38,7 @@ SimulatedModel::SimulatedModel(World& world, Invariants& invariants, HostConditi
       states_(values_.size()),
       owned_(OwnedIn(spans_, values_)),
       changes_(world, invariants.conservation(), assignment, spans_),
-      batches_(invariants.sample_ledger(), assignment) {}
+      batches_(invariants.conservation().samples(), assignment) {}
 
 absl::Status SimulatedModel::Sleep(absl::Duration time) {
   threads_.Await([] { return false; }, world_.timeline.now() + time);
