@@ -37,10 +37,6 @@ std::vector<std::string> KeysOf(const v1::MemberRecord& record) {
   return keys;
 }
 
-bool IsIdle(const Member& member) {
-  return member.worker() && member.connected() && !member.place.has_value() && !member.excluded;
-}
-
 }  // namespace
 
 void Membership::AddPending(ConnectionId connection, absl::Time now) {
@@ -159,43 +155,13 @@ void Membership::Exclude(Member& member, bool excluded, bool withdrawn) {
   Index(member);
 }
 
-void Membership::CountWorker(const Member& member, bool add) {
-  const v1::MemberRecord& record = member.record;
-  if (!member.worker() || record.has_reservation() || member.withdrawn) return;
-  const auto change = [add](auto& counts, const auto& key) {
-    size_t& count = counts[key];
-    count += add ? 1 : -1;
-    if (count == 0) counts.erase(key);
-  };
-  std::set<int> precisions(record.precisions().begin(), record.precisions().end());
-  precisions.insert(v1::RunSpec::FP32);
-  for (const int precision : precisions) {
-    change(workers_of_,
-           std::pair(record.device_kind(), static_cast<v1::RunSpec::Precision>(precision)));
-  }
-  if (member.place) change(placed_in_, std::pair(member.place->run(), record.device_kind()));
-}
-
-size_t Membership::CountWorkers(v1::Cluster::Device kind, v1::RunSpec::Precision precision) const {
-  const auto found = workers_of_.find({kind, std::max(precision, v1::RunSpec::FP32)});
-  return found == workers_of_.end() ? 0 : found->second;
-}
-
-size_t Membership::CountPlacedIn(absl::string_view run, v1::Cluster::Device kind) const {
-  const auto found = placed_in_.find({std::string(run), kind});
-  return found == placed_in_.end() ? 0 : found->second;
-}
-
 void Membership::Index(const Member& member) {
   for (const std::string& key : KeysOf(member.record)) by_key_[key].insert(member.id());
   if (!member.worker()) aggregators_.insert(member.id());
-  CountWorker(member, /*add=*/true);
+  counts_.Add(member);
   NoteChange(member);
-  if (member.place.has_value()) ++placed_on_[member.record.host()];
-  if (!IsIdle(member)) return;
+  if (!member.idle()) return;
   idle_.insert(member.id());
-  ++idle_on_[member.record.host()];
-  if (!member.record.has_reservation()) ++idle_of_kind_[member.record.device_kind()];
   ++idle_changes_;
 }
 
@@ -206,15 +172,9 @@ void Membership::Unindex(const Member& member) {
     if (it->second.empty()) by_key_.erase(it);
   }
   aggregators_.erase(member.id());
-  CountWorker(member, /*add=*/false);
+  counts_.Remove(member);
   NoteChange(member);
-  if (member.place.has_value() && --placed_on_[member.record.host()] == 0) {
-    placed_on_.erase(member.record.host());
-  }
-  if (idle_.erase(member.id()) == 0) return;
-  if (--idle_on_[member.record.host()] == 0) idle_on_.erase(member.record.host());
-  if (!member.record.has_reservation()) --idle_of_kind_[member.record.device_kind()];
-  ++idle_changes_;
+  if (idle_.erase(member.id()) > 0) ++idle_changes_;
 }
 
 void Membership::NoteChange(const Member& member) {
@@ -226,11 +186,6 @@ const Membership::Ids& Membership::RanksOf(const std::string& program) const {
   static const auto* const kNone = new Ids();
   const auto it = by_key_.find(ProgramKey(program));
   return it == by_key_.end() ? *kNone : it->second;
-}
-
-size_t Membership::CountIdle(v1::Cluster::Device kind) const {
-  const auto it = idle_of_kind_.find(kind);
-  return it == idle_of_kind_.end() ? 0 : it->second;
 }
 
 Member* Membership::Find(absl::string_view member_id) {

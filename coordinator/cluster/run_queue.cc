@@ -76,9 +76,9 @@ std::optional<RunQueue::Start> RunQueue::ExpectedStart(uint32_t run,
   }
   absl::c_sort(ends, [](const Run* a, const Run* b) { return a->end < b->end; });
   const size_t needed = DemandBefore(run, kind) + found->second.ranks;
-  size_t idle = members_.CountIdle(kind);
+  size_t idle = members_.counts().Idle(kind);
   for (const Run* one : ends) {
-    idle += members_.CountPlacedIn(one->id, kind);
+    idle += members_.counts().PlacedIn(one->id, kind);
     if (idle >= needed) return Start{one->end, one->id};
   }
   return std::nullopt;

@@ -65,8 +65,8 @@ std::vector<WorkerIds> IdlePrograms(const RunView& run, const Membership& member
 size_t CountAvailable(const RunView& run, const Membership& members, v1::Cluster::Device kind) {
   const v1::Cluster::Device requested = RequestedDevice(run.spec());
   if (requested != v1::Cluster::DEVICE_UNSPECIFIED && requested != kind) return 0;
-  const size_t workers = members.CountWorkers(kind, run.spec().precision());
-  return workers - std::min(workers, members.CountPlacedIn(run.id(), kind));
+  const size_t workers = members.counts().Usable(kind, run.spec().precision());
+  return workers - std::min(workers, members.counts().PlacedIn(run.id(), kind));
 }
 
 absl::Time ReservesUntil(const Slot& slot) {

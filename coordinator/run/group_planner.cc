@@ -66,9 +66,10 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
     if (soon > 0) {
       const size_t demand =
           cluster_.queue().DemandUpTo(RunNumber(run.run()), member->record.device_kind());
-      soon = std::max<int>(soon, std::min<size_t>(cluster_.members().CountIdleOn(host), demand));
+      soon =
+          std::max<int>(soon, std::min<size_t>(cluster_.members().counts().IdleOn(host), demand));
     }
-    const int workers = cluster_.members().CountPlaced(host) + soon;
+    const int workers = cluster_.members().counts().PlacedOn(host) + soon;
     // Workers of a host share its memory; for a GPU, each worker reports its own limit.
     const bool cuda = member->record.device_kind() == v1::Cluster::CUDA;
     query.spec.mutable_cluster()->set_device(member->record.device_kind());

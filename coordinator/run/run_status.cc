@@ -471,7 +471,7 @@ std::string RunWithStatus::WorkersText() const {
   const v1::Cluster::Device device = RequestedDevice(spec());
   const v1::RunSpec::Precision precision = spec().precision();
   const auto kinds = absl::c_count_if(kDeviceKinds, [&](v1::Cluster::Device kind) {
-    return cluster_.members().CountWorkers(kind, precision) > 0;
+    return cluster_.members().counts().Usable(kind, precision) > 0;
   });
   return absl::StrCat(device == v1::Cluster::CUDA  ? " with CUDA devices"
                       : device == v1::Cluster::CPU ? " with CPUs"

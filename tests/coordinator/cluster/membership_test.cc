@@ -253,10 +253,10 @@ class RandomMembership {
                                      [](const auto& entry) { return entry.second.connected(); });
     ASSERT_EQ(members_.NextExpiry(), cut_off ? absl::InfiniteFuture() : next);
     for (const auto kind : {v1::Cluster::CPU, v1::Cluster::CUDA}) {
-      ASSERT_EQ(members_.CountIdle(kind), kinds[kind]);
+      ASSERT_EQ(members_.counts().Idle(kind), kinds[kind]);
     }
     for (uint64_t host = 0; host < 3; ++host) {
-      ASSERT_EQ(members_.CountPlaced(HostName(host)), placed[HostName(host)]);
+      ASSERT_EQ(members_.counts().PlacedOn(HostName(host)), placed[HostName(host)]);
     }
   }
 
