@@ -409,7 +409,9 @@ void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const Orde
       world_.Count("creations_given_up");
       world_.not_created.insert(answer->run_opened().run());
     }
-    const bool restored = order.apply().seed() && answer->applied().missing().empty();
+    // The store is not restored where nobody knows any more that the restored values are wrong.
+    const bool restored = order.apply().seed() && answer->applied().missing().empty() &&
+                          !wrong_.contains(order.apply().run());
     if (restored && world_.on_seed_applied) std::exchange(world_.on_seed_applied, nullptr)();
     link_->Send(*answer);
   }

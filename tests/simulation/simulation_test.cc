@@ -128,7 +128,6 @@ constexpr MinCount kMinCounts[] = {
     {"slow_preparations", 200},
     {"stops", 500},
     {"stagings_resumed", 500},
-    {"stale_epochs", 50},
     {"stores_restored", 50},
     {"streams_broken", 500},
     {"values_corrupted", 10},
