@@ -253,7 +253,7 @@ TEST(OverviewTest, ShowsEveryPart) {
       OverviewText(status, "127.0.0.1:7000"),
       AllOf(HasSubstr("127.0.0.1:7000   0.1.0     3m12s"), HasSubstr("RUN     NAME"),
             HasSubstr("GENERATION"), HasSubstr("worker,worker"), HasSubstr("3s ago, away"),
-            HasSubstr("<1s ago\n"), HasSubstr("run-1/0@0"), HasSubstr("1,234"),
+            HasSubstr("<1s ago     <none>\n"), HasSubstr("run-1/0@0"), HasSubstr("1,234"),
             HasSubstr("excluded for 4s; 2 failures: data, /data: no such file\n"),
             HasSubstr("host-1   in quarantine for 1h"), HasSubstr("5 failures: checkpoint")));
   worker.set_cordoned(true);

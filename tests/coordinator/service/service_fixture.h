@@ -99,7 +99,7 @@ class FakeMember {
     };
     options.on_connection = [this](bool connected) {
       absl::MutexLock lock(&mutex_);
-      connections_ += connected ? 1 : 0;
+      ++(connected ? connections_ : disconnections_);
     };
     options.heartbeat = [] {
       v1::Heartbeat heartbeat;
@@ -126,11 +126,18 @@ class FakeMember {
     auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return connections_ >= n; };
     return mutex_.AwaitWithTimeout(absl::Condition(&enough), kLimit);
   }
+  // Whether its stream has ended.
+  bool AwaitDisconnection() {
+    absl::MutexLock lock(&mutex_);
+    auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return disconnections_ > 0; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&ended), kLimit);
+  }
 
  private:
   absl::Mutex mutex_;
   std::deque<v1::CoordinatorMessage> received_ ABSL_GUARDED_BY(mutex_);
   int connections_ ABSL_GUARDED_BY(mutex_) = 0;
+  int disconnections_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<MembershipClient> client_;
 };
 

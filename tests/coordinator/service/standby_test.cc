@@ -79,7 +79,7 @@ TEST_F(StandbyTest, WaitingCallsEndWithTheLead) {
   coordinator_->service().StandBy("another one leads");
   watch.join();
   EXPECT_THAT(watched, IsError(absl::StatusCode::kUnavailable, "another one leads"));
-  EXPECT_FALSE(member.client().connected());
+  EXPECT_TRUE(member.AwaitDisconnection());
 }
 
 }  // namespace
