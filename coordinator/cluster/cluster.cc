@@ -428,7 +428,7 @@ Replied Cluster::CordonAggregator(const CordonMembers& cordon, const Member* mem
 }
 
 // The name of a host may also be the name of its worker; the host then includes the worker. Ids are
-// looked up last, since a worker may have the id of another one as its name.
+// looked up last, since a member may have the id of another one as its name.
 void Cluster::OnCordonMembers(const CordonMembers& cordon) {
   std::set<Standings::Key> keys;
   std::vector<std::string> ids;
@@ -448,10 +448,10 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
   for (const auto& [key, record] : standings_.records()) {
     if (matches(key.first, key.second)) keys.insert(key);
   }
-  const Member* by_id = members_.Find(cordon.member);
-  if (by_id == nullptr) by_id = members_.Aggregator(cordon.member);
-  if (keys.empty() && by_id != nullptr && by_id->worker()) match(*by_id);
-  if (keys.empty()) return out().Reply(CordonAggregator(cordon, by_id));
+  const Member* other = members_.Aggregator(cordon.member);
+  if (other == nullptr && !queue_.IsCordoned(cordon.member)) other = members_.Find(cordon.member);
+  if (keys.empty() && other != nullptr && other->worker()) match(*other);
+  if (keys.empty()) return out().Reply(CordonAggregator(cordon, other));
   Report(v1::EVENT_KIND_OPERATOR,
          absl::StrCat(cordon.member, cordon.undo    ? " receives new work again"
                                      : cordon.drain ? " is drained"

@@ -171,6 +171,15 @@ TEST_F(QueueTest, RunsAreDividedAmongAggregators) {
   EXPECT_THAT(ShardsOf(cluster_.Submit(spec)), ElementsAre("agg-2"));
 }
 
+TEST_F(QueueTest, NameOfAnAggregatorComesBeforeTheIdOfAnother) {
+  cluster_.AddAggregator("a2");
+  cluster_.AddAggregator("agg-1");
+  ASSERT_EQ(cluster_.Status().aggregators(1).member().member_id(), "a2");
+  EXPECT_THAT(cluster_.Cordon("a2"), ElementsAre("a1"));
+  EXPECT_TRUE(cluster_.Status().aggregators(0).member().cordoned());
+  EXPECT_FALSE(cluster_.Status().aggregators(1).member().cordoned());
+}
+
 TEST_F(QueueTest, CordonedAggregatorGetsNoNewRuns) {
   AddMembers(2, 3);
   const std::string before = Submit(1);
