@@ -6,18 +6,17 @@
 // whose locks its successor would wait for.
 #include "coordinator/store/postgres_connection.h"
 
+#include <arpa/inet.h>
 #include <libpq-fe.h>
 #include <poll.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "absl/base/internal/endian.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -67,9 +66,8 @@ std::string OneLine(absl::string_view text) {
 }
 
 void AppendNumber(std::string& bytes, uint32_t number) {
-  char big_endian[4];
-  absl::big_endian::Store32(big_endian, number);
-  bytes.append(big_endian, sizeof(big_endian));
+  const uint32_t big_endian = htonl(number);
+  bytes.append(reinterpret_cast<const char*>(&big_endian), sizeof(big_endian));
 }
 
 PostgresConnection::Param Array(const std::vector<std::string>& values, uint32_t type) {
@@ -127,7 +125,7 @@ absl::StatusOr<std::unique_ptr<PostgresConnection>> PostgresConnection::Connect(
   const char* const values[] = {"cadre-coordinator", limit.c_str(), "5", url.c_str(), nullptr};
   auto opened = std::unique_ptr<PostgresConnection>(new PostgresConnection());
   opened->connection_.reset(PQconnectStartParams(names, values, /*expand_dbname=*/1));
-  CADRE_RETURN_IF_ERROR(opened->FinishConnecting(absl::Now() + timeout));
+  CADRE_RETURN_IF_ERROR(opened->FinishConnecting(opened->clock_.Now() + timeout));
   return opened;
 }
 
@@ -160,7 +158,7 @@ absl::Status PostgresConnection::Wait(bool write, absl::Time until, absl::string
                    .events = static_cast<int16_t>(write ? POLLIN | POLLOUT : POLLIN),
                    .revents = 0};
   while (true) {
-    const absl::Duration left = until - absl::Now();
+    const absl::Duration left = until - clock_.Now();
     const auto milliseconds =
         static_cast<int>(std::max<int64_t>(absl::ToInt64Milliseconds(left), 0));
     const int ready = poll(&polled, 1, milliseconds);
@@ -191,7 +189,7 @@ absl::StatusOr<std::vector<PostgresConnection::Row>> PostgresConnection::Run(
                                      /*paramTypes=*/nullptr, values.data(), lengths.data(),
                                      formats.data(), /*resultFormat=*/1);
   if (sent == 0) return Error(nullptr);
-  CADRE_ASSIGN_OR_RETURN(const Result result, Await(absl::Now() + timeout, sql));
+  CADRE_ASSIGN_OR_RETURN(const Result result, Await(clock_.Now() + timeout, sql));
   std::vector<Row> rows(PQntuples(result.get()));
   for (size_t row = 0; row < rows.size(); ++row) {
     for (int column = 0; column < PQnfields(result.get()); ++column) {
@@ -205,7 +203,7 @@ absl::StatusOr<std::vector<PostgresConnection::Row>> PostgresConnection::Run(
 absl::Status PostgresConnection::RunAll(const char* sql, absl::Duration timeout) {
   if (ended()) return absl::UnavailableError(absl::StrCat(name_, ": the connection has ended"));
   if (PQsendQuery(connection_.get(), sql) == 0) return Error(nullptr);
-  return Await(absl::Now() + timeout, sql).status();
+  return Await(clock_.Now() + timeout, sql).status();
 }
 
 absl::StatusOr<PostgresConnection::Result> PostgresConnection::Await(absl::Time until,

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 
 struct pg_conn;
 struct pg_result;
@@ -76,6 +77,7 @@ class PostgresConnection {
   absl::Status Wait(bool write, absl::Time until, absl::string_view what);
   absl::Status Error(const pg_result* result) const;
 
+  const SteadyClock clock_;
   std::unique_ptr<pg_conn, Finish> connection_;
   std::string name_ = "the database";
 };

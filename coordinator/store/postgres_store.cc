@@ -28,6 +28,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "coordinator/store/keys.h"
@@ -139,7 +140,8 @@ absl::Status PostgresStore::CreateTables(Connection& connection) {
 
 absl::StatusOr<PostgresStore::Rows> PostgresStore::Retry(
     absl::FunctionRef<absl::StatusOr<Rows>(Connection&)> run) {
-  const absl::Time until = absl::Now() + options_.patience;
+  const SteadyClock clock;
+  const absl::Time until = clock.Now() + options_.patience;
   for (bool first = true;; first = false) {
     absl::Status status;
     if (connection_ == nullptr || connection_->ended()) {
@@ -153,7 +155,7 @@ absl::StatusOr<PostgresStore::Rows> PostgresStore::Retry(
       if (rows.ok()) return rows;
       status = rows.status();
     }
-    if (!absl::IsUnavailable(status) || absl::Now() >= until) return status;
+    if (!absl::IsUnavailable(status) || clock.Now() >= until) return status;
     LOG_IF(WARNING, first) << "trying again for " << options_.patience << ": " << status.message();
     absl::SleepFor(kReconnect);
   }
