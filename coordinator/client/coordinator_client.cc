@@ -132,7 +132,10 @@ absl::Status CoordinatorClient::Backup(
       status = on_chunk(chunk);
     }
     if (!status.ok()) context->TryCancel();
-    return reader->Finish();
+    const grpc::Status finished = reader->Finish();
+    // What was received cannot be continued with the copy of another coordinator.
+    if (received > 0) status.Update(FromGrpc(finished));
+    return received > 0 ? grpc::Status::OK : finished;
   });
   CADRE_RETURN_IF_ERROR(status);
   CADRE_RETURN_IF_ERROR(ended);
