@@ -13,7 +13,8 @@ namespace cadre::testing {
 
 class PostgresServer {
  public:
-  // Whether PostgreSQL 15 is installed where Debian installs it.
+  // Whether PostgreSQL 15 is installed where Debian installs it. With CADRE_REQUIRE_TOOLS, tests
+  // fail without it instead of being skipped.
   static bool IsInstalled();
 
   // Starts a server that has the empty database "cadre" of the user "cadre", with a password. Fails
