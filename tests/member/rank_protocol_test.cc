@@ -57,6 +57,20 @@ class RankProtocolTest : public ::testing::Test {
     decision.set_next_step(next_step);
     return decision;
   }
+  // Contributes at the boundary 24, trains two steps beyond it and adopts the version of the
+  // decision.
+  void TrainAheadUntil(const v1::Decision& decision) {
+    assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(2);
+    Expect<P::Train>(StartTo(24));
+    Expect<P::Stage>(P::Trained{});
+    Expect<P::Train>(P::Unfinished{});
+    Expect<P::AwaitStaged>(P::Trained{});
+    Expect<P::AwaitDecision>(P::Staged{});
+    Expect<P::Pull>(P::Decided{decision});
+    Expect<P::Train>(P::Unfinished{});
+    Expect<P::Pull>(P::Trained{});
+    Expect<P::Keep>(P::Pulled{.digest = 77});
+  }
   void set_max_solo(uint32_t steps) {
     assignment_.mutable_spec()->mutable_averaging()->set_max_solo_steps(steps);
   }
@@ -359,19 +373,10 @@ TEST_F(RankProtocolTest, GroupKeepsTheOtherFragments) {
 
 // Their samples now belong to other groups.
 TEST_F(RankProtocolTest, NewDivisionDiscardsStepsSinceTheBoundary) {
-  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(2);
-  Expect<P::Train>(StartTo(24));
-  Expect<P::Stage>(P::Trained{});
-  Expect<P::Train>(P::Unfinished{});
-  Expect<P::AwaitStaged>(P::Trained{});
-  Expect<P::AwaitDecision>(P::Staged{});
   v1::Decision decision = Version(3, 24, 28);
   decision.mutable_division()->set_step(24);
   decision.mutable_division()->set_groups(2);
-  Expect<P::Pull>(P::Decided{decision});
-  Expect<P::Train>(P::Unfinished{});
-  Expect<P::Pull>(P::Trained{});
-  Expect<P::Keep>(P::Pulled{.digest = 77});
+  TrainAheadUntil(decision);
   EXPECT_FALSE(Expect<P::Train>(P::Kept{}).resumes);
   EXPECT_EQ(actions_.size(), 1U) << "nothing is merged";
   EXPECT_EQ(protocol_->step(), 24U);
@@ -379,16 +384,7 @@ TEST_F(RankProtocolTest, NewDivisionDiscardsStepsSinceTheBoundary) {
 
 // The group has trained solo, and the others have closed the round without it.
 TEST_F(RankProtocolTest, VersionOfAnEarlierStepDiscardsStepsSinceTheBoundary) {
-  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(2);
-  Expect<P::Train>(StartTo(24));
-  Expect<P::Stage>(P::Trained{});
-  Expect<P::Train>(P::Unfinished{});
-  Expect<P::AwaitStaged>(P::Trained{});
-  Expect<P::AwaitDecision>(P::Staged{});
-  Expect<P::Pull>(P::Decided{Version(3, 22, 26)});
-  Expect<P::Train>(P::Unfinished{});
-  Expect<P::Pull>(P::Trained{});
-  Expect<P::Keep>(P::Pulled{.digest = 77});
+  TrainAheadUntil(Version(3, 22, 26));
   EXPECT_EQ(Expect<P::Train>(P::Kept{}).until, 26U);
   EXPECT_EQ(actions_.size(), 1U) << "nothing is merged";
   EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 32U) << "the steps 22 to 26";

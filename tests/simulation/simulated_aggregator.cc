@@ -409,7 +409,7 @@ void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const Orde
       world_.Count("creations_given_up");
       world_.not_created.insert(answer->run_opened().run());
     }
-    // The store is not restored where nobody knows any more that the restored values are wrong.
+    // The store is not restored if only its record shows that the restored values are wrong.
     const bool restored = order.apply().seed() && answer->applied().missing().empty() &&
                           !wrong_.contains(order.apply().run());
     if (restored && world_.on_seed_applied) std::exchange(world_.on_seed_applied, nullptr)();
