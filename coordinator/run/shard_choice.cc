@@ -1,6 +1,7 @@
 #include "coordinator/run/shard_choice.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,18 @@
 #include "model/shard_space.h"
 
 namespace cadre {
+namespace {
+
+// What the aggregator has reported as free, less what it has reserved; nullopt: nothing yet.
+std::optional<int64_t> ReportedFree(const Member& member) {
+  const auto free = member.counters.find("disk_free_bytes");
+  if (free == member.counters.end()) return std::nullopt;
+  const auto reserved = member.counters.find("disk_reserved_bytes");
+  const uint64_t taken = reserved == member.counters.end() ? 0 : reserved->second;
+  return static_cast<int64_t>(free->second - std::min(free->second, taken));
+}
+
+}  // namespace
 
 bool ShardChoice::LostShardBeforeStart() const {
   return !run_.commits().newest().has_value() &&
@@ -38,15 +51,10 @@ ShardPlacement ShardChoice::Place() const {
                              .connected = member.connected(),
                              .cordoned = cluster_.queue().IsCordoned(name),
                              .shards = cluster_.queue().CountShards(name)};
-    const auto free = member.counters.find("disk_free_bytes");
-    const auto reserved = member.counters.find("disk_reserved_bytes");
-    if (free != member.counters.end()) {
-      const uint64_t taken = reserved == member.counters.end() ? 0 : reserved->second;
-      candidate.free = static_cast<int64_t>(free->second - std::min(free->second, taken)) -
-                       cluster_.queue().UnreportedBytes(name);
-    }
+    const std::optional<int64_t> free = ReportedFree(member);
+    if (free.has_value()) candidate.free = *free - cluster_.queue().UnreportedBytes(name);
     const auto full = full_.find(name);
-    candidate.full = full != full_.end() && full->second == member.counters;
+    candidate.full = full != full_.end() && free.value_or(0) <= full->second;
     candidates.push_back(std::move(candidate));
   }
   return PlaceShards(run_.spec(), run_.Parameters(), std::move(candidates));
@@ -70,7 +78,7 @@ bool ShardChoice::Choose(size_t idle_workers) {
 
 bool ShardChoice::OnTooLittleSpace(const Member& member, const v1::RunOpened& opened) {
   if (!absl::StartsWith(opened.error(), kTooLittleSpace)) return false;
-  full_[member.record.name()] = member.counters;
+  full_[member.record.name()] = ReportedFree(member).value_or(0);
   stored_.AddWarning(absl::StrCat("aggregator ", member.record.name(),
                                   " stores no shard of this run: ", opened.error()));
   Unassign();

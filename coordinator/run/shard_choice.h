@@ -48,9 +48,9 @@ class ShardChoice {
   Shards& shards_;
   Cluster& cluster_;
   bool lacking_ = false;
-  // Aggregators that have refused a shard of this run for lack of space, with the counters that
-  // they had reported then: they are not chosen until they report others.
-  std::map<std::string, std::map<std::string, uint64_t>> full_;
+  // Aggregators that have refused a shard of this run for lack of space, with the free space that
+  // they had reported then: they are not chosen until they report more.
+  std::map<std::string, int64_t> full_;
 };
 
 }  // namespace cadre
