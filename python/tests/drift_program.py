@@ -8,6 +8,7 @@ import json
 import torch
 
 import cadre
+from output import print_line
 
 
 def main() -> None:
@@ -22,10 +23,10 @@ def main() -> None:
     with cadre.attach(model, optimizer, coordinator=options.coordinator, run=json.loads(options.spec),
                       insecure=True, timeout=90) as group:
         while True:
-            print(json.dumps({"version": group.version, "digest": group.digest}))
+            print_line({"version": group.version, "digest": group.digest})
             model.drift.grad = torch.full_like(model.drift, -options.drift if group.step % 2 == 0 else 0)
             optimizer.step()
-    print(json.dumps({"version": group.version, "digest": group.digest}))
+    print_line({"version": group.version, "digest": group.digest})
 
 
 if __name__ == "__main__":

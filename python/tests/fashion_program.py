@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import torch
 
 import cadre
+from output import print_line
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 from fashion_mnist import Net, accuracy, read  # noqa: E402
@@ -30,7 +30,7 @@ def main() -> None:
     for _ in group:
         if group.version != seen:
             seen = group.version
-            print(json.dumps({"version": seen, "digest": group.digest, "step": group.step}))
+            print_line({"version": seen, "digest": group.digest, "step": group.step})
         position = group.sample_position
         generator = torch.Generator().manual_seed(position // len(images))
         order = torch.randperm(len(images), generator=generator)
@@ -39,8 +39,8 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
         loss.backward()
         optimizer.step()
-    print(json.dumps({"version": group.version, "digest": group.digest, "step": group.step,
-                      "accuracy": accuracy(model, *read("t10k"))}))
+    print_line({"version": group.version, "digest": group.digest, "step": group.step,
+                "accuracy": accuracy(model, *read("t10k"))})
 
 
 if __name__ == "__main__":

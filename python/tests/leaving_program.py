@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import cadre
+from output import print_line
 
 
 def fail(group: cadre.Group, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -55,7 +56,7 @@ def main() -> None:
 
     def report(**line: object) -> None:
         if rank == 0:
-            print(json.dumps({"time": time.time(), **line}))
+            print_line({"time": time.time(), **line})
 
     try:
         with cadre.attach(model, optimizer, coordinator=options.coordinator, run=json.loads(options.spec),
@@ -76,7 +77,7 @@ def main() -> None:
                 optimizer.step()
                 report(trained=group.step)
     except cadre.CadreError as error:
-        print(json.dumps({"rank": rank, "error": str(error)}))
+        print_line({"rank": rank, "error": str(error)})
         return
     report(ended=True, version=group.version, digest=group.digest, step=group.step,
            discarded=group.discarded_steps, weight=model.weight.flatten().tolist())
@@ -89,7 +90,7 @@ def compiled(model: torch.nn.Module, seconds: float) -> Any:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             ctypes.PyDLL(None).usleep(500000)
-        print(json.dumps({"compiled": seconds}))
+        print_line({"compiled": seconds})
         return graph.forward
 
     return torch.compile(model, backend=compile_slowly)

@@ -14,6 +14,7 @@ from typing import Callable
 import torch
 
 import cadre
+from output import print_line
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 from fashion_mnist import accuracy, read  # noqa: E402
@@ -77,10 +78,10 @@ def train(options: argparse.Namespace, spec: dict, lie: str, data: tuple[torch.T
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
             optimizer.step()
-        print(json.dumps({"run": spec["name"], "version": group.version, "digest": group.digest,
-                          "accuracy": accuracy(model, *options.test)}), flush=True)
+        print_line({"run": spec["name"], "version": group.version, "digest": group.digest,
+                    "accuracy": accuracy(model, *options.test)})
     except (RuntimeError, cadre.CadreError) as error:
-        print(json.dumps({"run": spec["name"], "error": str(error)}), flush=True)
+        print_line({"run": spec["name"], "error": str(error)})
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import time
 import torch
 
 import cadre
+from output import print_line
 
 
 def main() -> None:
@@ -27,14 +28,14 @@ def main() -> None:
             if group.version != seen:
                 seen = group.version
                 values = model.matrix.detach()
-                print(json.dumps({"version": seen, "digest": group.digest, "discarded": group.discarded_steps,
-                                  "least": values.min().item(), "greatest": values.max().item()}))
+                print_line({"version": seen, "digest": group.digest, "discarded": group.discarded_steps,
+                            "least": values.min().item(), "greatest": values.max().item()})
             adds = group.step == options.once
             time.sleep(0.15)
             model.matrix.grad = torch.full_like(model.matrix, -1.0 if adds else 0.0)
             optimizer.step()
             if adds:
-                print(json.dumps({"added": group.step}))
+                print_line({"added": group.step})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import cadre
+from output import print_line
 
 
 # Beyond the positions of all training samples.
@@ -164,9 +165,9 @@ def main() -> None:
         while True:
             if group.version != seen and rank == 0:
                 seen = group.version
-                print(json.dumps({"version": seen, "digest": group.digest, "step": group.step,
-                                  "participants": group.participants, "group": group.group,
-                                  "discarded": group.discarded_steps}))
+                print_line({"version": seen, "digest": group.digest, "step": group.step,
+                            "participants": group.participants, "group": group.group,
+                            "discarded": group.discarded_steps})
             if options.slow:
                 time.sleep(options.slow)
             optimizer.zero_grad()
@@ -177,9 +178,9 @@ def main() -> None:
             spoil(options, model, group.step + 1)
             optimizer.step()
     if rank == 0:
-        print(json.dumps({"version": group.version, "digest": group.digest, "step": group.step,
-                          "loss": sum(losses[-20:]) / len(losses[-20:]), "ended": group.ended,
-                          "discarded": group.discarded_steps}))
+        print_line({"version": group.version, "digest": group.digest, "step": group.step,
+                    "loss": sum(losses[-20:]) / len(losses[-20:]), "ended": group.ended,
+                    "discarded": group.discarded_steps})
     if ranks:
         torch.distributed.destroy_process_group()
 

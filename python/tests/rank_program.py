@@ -9,6 +9,7 @@ import sys
 import torch
 
 import cadre
+from output import print_line
 
 
 def main() -> None:
@@ -38,9 +39,9 @@ def main() -> None:
             if rank == 1:
                 group.close("its part is done")
     except cadre.CadreError as error:
-        print(json.dumps({"rank": rank, "error": str(error)}))
+        print_line({"rank": rank, "error": str(error)})
     else:
-        print(json.dumps({"rank": rank, "step": group.step}))
+        print_line({"rank": rank, "step": group.step})
 
 
 if __name__ == "__main__":

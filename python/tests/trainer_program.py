@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import cadre
+from output import print_line
 
 TOKENS = 16
 SAMPLES = 256
@@ -185,9 +186,9 @@ def main() -> None:
              "accelerate": train_accelerate, "plain": train_plain}[options.trainer]
     group = train(options, model, json.loads(options.run))
     model.save_pretrained(options.output)
-    print(json.dumps({"step": group.step, "version": group.version, "digest": group.digest, "ended": group.ended,
-                      "discarded": group.discarded_steps, "run": group.run, "global_step": options.global_step,
-                      "rate": options.rate, "logged": options.logged, "losses": options.losses}))
+    print_line({"step": group.step, "version": group.version, "digest": group.digest, "ended": group.ended,
+                "discarded": group.discarded_steps, "run": group.run, "global_step": options.global_step,
+                "rate": options.rate, "logged": options.logged, "losses": options.losses})
 
 
 if __name__ == "__main__":
