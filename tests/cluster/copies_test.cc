@@ -1,5 +1,7 @@
 // Tests, with real processes, that a run whose shards have copies continues with equal bits after
 // an aggregator has lost its disk, although momentum and residual are nowhere else.
+#include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -61,6 +63,22 @@ class CopiesTest : public ::testing::Test {
     EXPECT_TRUE(run.ok()) << run.status();
     return run.ok() ? AwaitDone(*run) : v1::RunStatus();
   }
+  // Stops a worker so that no round closes, and awaits that the other groups hold the newest
+  // version: only then can they restore it.
+  void AwaitHeldVersion(const std::string& stopped) {
+    cluster_.Signal(stopped, SIGSTOP);
+    const auto held = cluster_.Await(
+        [&](const v1::StatusReply& seen) {
+          const v1::RunStatus* const run = FindRun(seen, run_);
+          const auto holds = [run](const v1::GroupStatus& group) {
+            return group.state() == v1::GROUP_STATE_AT_BOUNDARY &&
+                   group.version() == run->version();
+          };
+          return run != nullptr && std::ranges::count_if(seen.groups(), holds) == 2;
+        },
+        kRecovery, "two groups with the newest version");
+    ASSERT_TRUE(held.ok()) << held.status();
+  }
   void LoseDisk(const std::string& aggregator) {
     cluster_.Kill(aggregator);
     std::filesystem::remove_all(cluster_.folder() + "/" + aggregator);
@@ -102,7 +120,9 @@ TEST_F(CopiesTest, LostDisksChangeNoBit) {
 TEST_F(CopiesTest, WithoutCopiesTheStatusNamesWhatIsLost) {
   Begin(Spec(/*copies=*/1));
   ASSERT_NO_FATAL_FAILURE(AwaitVersion(12));
+  ASSERT_NO_FATAL_FAILURE(AwaitHeldVersion("worker-2"));
   ASSERT_NO_FATAL_FAILURE(LoseDisk("aggregator-1"));
+  cluster_.Signal("worker-2", SIGCONT);
   const v1::RunStatus run = AwaitDone(run_);
   EXPECT_THAT(run.warnings(),
               Contains(HasSubstr("the momentum of the outer optimizer and the residual of coded "
