@@ -62,6 +62,17 @@ std::string RunQueue::FirstBefore(uint32_t run, v1::Cluster::Device kind) const 
   return first;
 }
 
+RunQueue::Blocked RunQueue::HeldByBlocked(uint32_t run, v1::Cluster::Device kind) const {
+  Blocked blocked;
+  for (const auto& [number, one] : runs_) {
+    if (!one.blocked || number == run) continue;
+    const size_t held = members_.counts().PlacedIn(one.id, kind);
+    if (held > 0 && blocked.workers == 0) blocked.first = one.id;
+    blocked.workers += held;
+  }
+  return blocked;
+}
+
 bool RunQueue::AnyDemandUpTo(uint32_t run) const {
   return !waiting_.empty() && *waiting_.begin() <= KeyOf(run);
 }

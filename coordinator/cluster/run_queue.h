@@ -3,7 +3,9 @@
 // Runs of a higher priority come first, and among equal priorities those that were submitted first.
 // A run that waits for workers keeps the idle ones that it can use for itself, so runs behind it
 // get the others only: without this, small runs would take every worker that becomes idle, and a
-// large group would never form. A run that the registered workers are not enough for keeps none.
+// large group would never form. A run that the registered workers are not enough for keeps none,
+// and neither does one for which they are enough only with those of blocked runs: a blocked run
+// holds workers and needs more of them before it can continue, so each would wait for the other.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -36,6 +38,8 @@ class RunQueue {
     v1::Cluster::Device device = v1::Cluster::DEVICE_UNSPECIFIED;
     uint32_t ranks = 0;
     size_t slots = 0;
+    // It holds workers, and returns none of them before it has received more.
+    bool blocked = false;
     // When it ends, by its progress; InfiniteFuture: not known.
     absl::Time end = absl::InfiniteFuture();
     // Names of the aggregators of its shards. Until these have its first version, their heartbeats
@@ -58,6 +62,12 @@ class RunQueue {
   std::string FirstBefore(uint32_t run, v1::Cluster::Device kind) const;
   // Whether the run or a run before it waits for workers.
   bool AnyDemandUpTo(uint32_t run) const;
+  // Workers of the kind that blocked runs other than this one hold, and the first of these runs.
+  struct Blocked {
+    size_t workers = 0;
+    std::string first;
+  };
+  Blocked HeldByBlocked(uint32_t run, v1::Cluster::Device kind) const;
   // When enough workers of the kind will be idle for the runs before this one and a group of it,
   // and the run whose end that is; nullopt if it is not known.
   struct Start {

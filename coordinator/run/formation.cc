@@ -62,18 +62,22 @@ std::vector<WorkerIds> IdlePrograms(const RunView& run, const Membership& member
   return complete;
 }
 
-size_t CountAvailable(const RunView& run, const Membership& members, v1::Cluster::Device kind) {
+size_t CountAvailable(const RunView& run, const Membership& members, const RunQueue& queue,
+                      v1::Cluster::Device kind) {
   const v1::Cluster::Device requested = RequestedDevice(run.spec());
   if (requested != v1::Cluster::DEVICE_UNSPECIFIED && requested != kind) return 0;
   const size_t workers = members.counts().Usable(kind, run.spec().precision());
-  return workers - std::min(workers, members.counts().PlacedIn(run.id(), kind));
+  const size_t held = members.counts().PlacedIn(run.id(), kind) +
+                      queue.HeldByBlocked(RunNumber(run.id()), kind).workers;
+  return workers - std::min(workers, held);
 }
 
 absl::Time ReservesUntil(const Slot& slot) {
   return slot.record().lived() ? slot.waiting_since() + kReturnTime : absl::InfinitePast();
 }
 
-size_t CountServable(const RunView& run, const Membership& members, absl::Time now) {
+size_t CountServable(const RunView& run, const Membership& members, const RunQueue& queue,
+                     absl::Time now) {
   if (run.spec().model().has_opaque()) return 0;
   // The first group of a run has all its ranks; see ShrinksAt for the others.
   const bool first = run.record().state() == v1::RUN_STATE_QUEUED &&
@@ -81,7 +85,7 @@ size_t CountServable(const RunView& run, const Membership& members, absl::Time n
   const size_t ranks = first ? RanksPerGroup(run.spec()) : MinRanksPerGroup(run.spec());
   size_t slots = 0;
   for (const v1::Cluster::Device kind : kDeviceKinds) {
-    slots += CountAvailable(run, members, kind) / ranks;
+    slots += CountAvailable(run, members, queue, kind) / ranks;
   }
   const size_t ended = absl::c_count_if(run.slots().waiting(), [&](uint32_t group) {
     return now < ReservesUntil(run.slots()[group]);

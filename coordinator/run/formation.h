@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/cluster/membership.h"
+#include "coordinator/cluster/run_queue.h"
 #include "coordinator/run/group_planner.h"
 #include "coordinator/run/run_view.h"
 #include "coordinator/run/slot.h"
@@ -39,12 +40,15 @@ std::vector<WorkerIds> IdlePrograms(const RunView& run, const Membership& member
                                     const WorkerIds& idle);
 // Number of waiting slots of the run that may reserve workers: registered workers, idle or in
 // groups of other runs, are enough for them, or their groups have just ended.
-size_t CountServable(const RunView& run, const Membership& members, absl::Time now);
+size_t CountServable(const RunView& run, const Membership& members, const RunQueue& queue,
+                     absl::Time now);
 // Until when the slot may reserve workers because its group has just ended; InfinitePast if it
 // never had one.
 absl::Time ReservesUntil(const Slot& slot);
-// Workers of this kind that the run can use, besides those in groups of its own.
-size_t CountAvailable(const RunView& run, const Membership& members, v1::Cluster::Device kind);
+// Workers of this kind that the run can use, besides those in groups of its own and of blocked
+// runs.
+size_t CountAvailable(const RunView& run, const Membership& members, const RunQueue& queue,
+                      v1::Cluster::Device kind);
 // Takes the workers that a slot waits for from `idle`: later slots and runs do not get them.
 void ReserveWorkers(const RunView& run, const Membership& members, WorkerIds& idle);
 // From when the slot may form a group of less than full size.

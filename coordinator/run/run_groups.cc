@@ -88,13 +88,20 @@ void RunGroups::UpdateDemand() {
   if (run_.active() && !aggregators_.choice().lacking()) {
     const size_t waiting = absl::c_count_if(
         slots_.waiting(), [this](uint32_t group) { return !run_.LeavesOut(group); });
-    queued.slots = std::min(waiting, CountServable(run_, cluster_.members(), cluster_.now()));
+    queued.slots = std::min(waiting, CountServableSlots());
+    const size_t formed = slots_.size() - slots_.waiting().size();
+    queued.blocked = formed > 0 && formed < run_.spec().averaging().min_groups() &&
+                     record_.state() != v1::RUN_STATE_FINISHING;
   }
   if (!queued.shards.empty() && !run_.commits().newest().has_value()) {
     queued.unreported_bytes =
         SpaceOfLargestShard(run_.spec(), run_.Parameters(), queued.shards.size());
   }
   cluster_.queue().Set(run_.number(), std::move(queued));
+}
+
+size_t RunGroups::CountServableSlots() const {
+  return CountServable(run_, cluster_.members(), cluster_.queue(), cluster_.now());
 }
 
 absl::Time RunGroups::ExpectedEnd() const {
@@ -162,7 +169,7 @@ absl::Status RunGroups::Form(WorkerIds& idle) {
       }
       if (absl::IsResourceExhausted(formation.status())) continue;
     }
-    if (reserved == CountServable(run_, cluster_.members(), cluster_.now())) continue;
+    if (reserved == CountServableSlots()) continue;
     ReserveWorkers(run_, cluster_.members(), idle);
     ++reserved;
   }

@@ -92,6 +92,8 @@ class RunGroups {
   void Disband(absl::string_view reason);
 
  private:
+  // Number of waiting slots that may reserve workers.
+  size_t CountServableSlots() const;
   // When training ends, by its progress; InfiniteFuture: not known.
   absl::Time ExpectedEnd() const;
   bool Needs(const Slot& slot) const;

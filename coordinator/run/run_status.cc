@@ -426,28 +426,29 @@ std::string RunWithStatus::MissingWorkers() const {
 std::string RunWithStatus::MissingNativeWorkers() const {
   const Membership& members = cluster_.members();
   const uint32_t ranks = RanksPerGroup(spec());
+  const RunQueue& queue = cluster_.queue();
   size_t available = 0;
   for (const v1::Cluster::Device kind : kDeviceKinds) {
-    available = std::max(available, CountAvailable(*this, members, kind));
+    available = std::max(available, CountAvailable(*this, members, queue, kind));
   }
   const std::string waiting = absl::StrCat("waiting for workers", WorkersText(), ": ");
-  if (CountServable(*this, members, cluster_.now()) == 0) {
+  if (CountServable(*this, members, queue, cluster_.now()) == 0) {
     const bool has_groups = slots().waiting().size() < slots().size();
     return absl::StrCat(waiting, "a group needs ", ranks, ", and ",
                         available == 0 ? "none" : absl::StrCat("only ", available), " can be used",
-                        has_groups ? " besides those of the run" : "", cluster_.ExcludedWorkers(),
-                        "; other runs are served meanwhile");
+                        has_groups ? " besides those of the run" : "", BlockedText(),
+                        cluster_.ExcludedWorkers(), "; other runs are served meanwhile");
   }
   size_t idle = 0;
   std::string before;
   std::optional<RunQueue::Start> start;
   for (const v1::Cluster::Device kind : kDeviceKinds) {
-    if (CountAvailable(*this, members, kind) == 0) continue;
+    if (CountAvailable(*this, members, queue, kind) == 0) continue;
     const size_t of_kind = CountIdle(kind);
-    const size_t reserved = std::min(of_kind, cluster_.queue().DemandBefore(number(), kind));
+    const size_t reserved = std::min(of_kind, queue.DemandBefore(number(), kind));
     idle = std::max(idle, of_kind - reserved);
-    if (reserved > 0) before = cluster_.queue().FirstBefore(number(), kind);
-    const auto expected = cluster_.queue().ExpectedStart(number(), kind);
+    if (reserved > 0) before = queue.FirstBefore(number(), kind);
+    const auto expected = queue.ExpectedStart(number(), kind);
     if (expected.has_value() && (!start.has_value() || expected->at < start->at)) start = expected;
   }
   std::string text = absl::StrCat(waiting, idle, " of ", ranks, " for a group are idle");
@@ -458,6 +459,18 @@ std::string RunWithStatus::MissingNativeWorkers() const {
   return absl::StrCat(text, "; expected to start in ",
                       absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))), ", when ",
                       start->after, " ends");
+}
+
+std::string RunWithStatus::BlockedText() const {
+  const v1::Cluster::Device requested = RequestedDevice(spec());
+  RunQueue::Blocked most;
+  for (const v1::Cluster::Device kind : kDeviceKinds) {
+    if (requested != v1::Cluster::DEVICE_UNSPECIFIED && requested != kind) continue;
+    const RunQueue::Blocked held = cluster_.queue().HeldByBlocked(number(), kind);
+    if (held.workers > most.workers) most = held;
+  }
+  if (most.workers == 0) return "";
+  return absl::StrCat(" (", most.workers, " more in ", most.first, ", which lacks workers itself)");
 }
 
 size_t RunWithStatus::CountIdle(v1::Cluster::Device kind) const {

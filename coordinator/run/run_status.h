@@ -75,6 +75,8 @@ class RunWithStatus : public RunView {
   // Programs for this run that lack ranks; empty if there are none.
   std::string IncompletePrograms() const;
   std::string MissingNativeWorkers() const;
+  // The workers that other runs hold which lack workers themselves; empty if there are none.
+  std::string BlockedText() const;
   // Idle workers of this kind that the run can use, also those that are reserved for other runs.
   size_t CountIdle(v1::Cluster::Device kind) const;
   // The devices that the run requires, for the reason; empty if it requires none.

@@ -80,6 +80,27 @@ TEST_F(QueueTest, RunThatCanBeServedKeepsIdleWorkers) {
   EXPECT_EQ(RunStateOf(small), v1::RUN_STATE_RUNNING);
 }
 
+// The first run would wait for the worker of the second one, which waits for the idle ones.
+TEST_F(QueueTest, WorkersOfBlockedRunsAreNotWaitedFor) {
+  AddMembers(1, 2);
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 1000);
+  spec.mutable_averaging()->set_min_groups(2);
+  const std::string pair = cluster_.Submit(spec);
+  EXPECT_EQ(RunStateOf(pair), v1::RUN_STATE_RUNNING);
+  const std::string large = Submit(3, 1);
+  cluster_.Kill(cluster_.Lead(pair, 1));
+  cluster_.Run(absl::Minutes(5));
+  EXPECT_EQ(ReasonOf(pair), "waiting for groups: 1 of at least 2 are live");
+  EXPECT_THAT(ReasonOf(large),
+              HasSubstr("none can be used (1 more in " + pair + ", which lacks workers itself)"));
+  cluster_.AddWorkers(2);
+  cluster_.Run(absl::Minutes(5));
+  EXPECT_EQ(StateOf(pair, 1), v1::GROUP_STATE_TRAINING);
+  EXPECT_EQ(ReasonOf(large), "waiting for workers: 1 of 3 for a group are idle");
+  cluster_.StopRun(pair);
+  EXPECT_EQ(RunStateOf(large), v1::RUN_STATE_RUNNING);
+}
+
 TEST_F(QueueTest, ReasonNamesTheExpectedStart) {
   AddMembers(1, 2);
   v1::RunSpec spec = MakeSpec(1, 1, 5, 50);
