@@ -30,9 +30,7 @@ constexpr absl::Duration kMaxRetryWait = absl::Seconds(4);
 // A group needs H steps for a round, at most 1.5 times its usual step time each; one that joined
 // late, or contributed too late, needs H more.
 absl::Duration Liveness::CommitLimit(const v1::RunSpec& spec, absl::Duration step) const {
-  const bool faults = world_.faults.break_call + world_.faults.break_stream +
-                          world_.faults.slow_message + world_.faults.full_disk >
-                      0;
+  const bool faults = world_.timeline.now() < random_faults_at_ + kSlack;
   absl::Duration limit =
       3 * step * spec.averaging().every_steps() + (faults ? kSlackWithFaults : kSlack);
   if (spec.averaging().quorum() > 0) limit += MinGrace(spec) + kMaxLearnedGrace;
@@ -40,6 +38,10 @@ absl::Duration Liveness::CommitLimit(const v1::RunSpec& spec, absl::Duration ste
 }
 
 void Liveness::Check() {
+  const auto& rates = world_.faults;
+  if (rates.break_call + rates.break_stream + rates.slow_message + rates.full_disk > 0) {
+    random_faults_at_ = world_.timeline.now();
+  }
   if (coordinators_.two()) return;
   // An older store does not have the workers that have joined since, and its groups have ended.
   if (std::exchange(changes_, coordinators_.changes()) != changes_) {

@@ -48,7 +48,8 @@ class Liveness {
   void Check();
 
   // The longest time that the run may take from one commit to the next while it is healthy.
-  // `step`: the time of the slowest worker's step.
+  // `step`: the time of the slowest worker's step. Faults that were active less than kSlack ago
+  // count, because what they broke may still be repeated.
   absl::Duration CommitLimit(const v1::RunSpec& spec, absl::Duration step) const;
 
  private:
@@ -111,6 +112,8 @@ class Liveness {
   std::vector<v1::GroupRecord> StartedGroupsOf(const v1::RunRecord& run) const;
   std::map<std::string, Joining> joining_;
   uint64_t coordinator_starts_ = 0;
+  // When messages or streams could last break at random.
+  absl::Time random_faults_at_ = absl::InfinitePast();
   // Since when nothing has been wrong with an aggregator, by its process.
   std::map<std::string, absl::Time> aggregators_since_;
 };
