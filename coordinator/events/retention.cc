@@ -36,8 +36,9 @@ void Apply(const EndedRun& run, const Due& due, absl::Time now, RetentionChanges
   if (due.at - due.notice > now) {
     if (announced) changes.withdraw.push_back(run.number);
     changes.next = std::min(changes.next, due.at - due.notice);
-  } else if (!announced) {
-    const absl::Time removal = std::max(due.at, now + due.notice);
+  } else if (!announced || (run.removal < due.at && now < due.at)) {
+    // A policy that has become more generous moves what it has announced.
+    const absl::Time removal = announced ? due.at : std::max(due.at, now + due.notice);
     changes.announce.push_back({run.number, removal, due.reason});
     changes.next = std::min(changes.next, removal);
   } else if (run.removal <= now) {

@@ -64,6 +64,20 @@ TEST(Retention, AgeIsAnnouncedBeforeItTakesEffect) {
   EXPECT_THAT(NumbersOf(changes.remove), ElementsAre(1));
 }
 
+TEST(Retention, LongerTimeMovesAnAnnouncement) {
+  std::vector<EndedRun> ended = {Model(1, absl::ZeroDuration())};
+  ended[0].removal = kStart + absl::Hours(10);
+  const RetentionPolicy longer{.keep_for = absl::Hours(15), .notice = absl::Hours(14)};
+  RetentionChanges changes = FindRetentionChanges(longer, ended, kStart + absl::Hours(11));
+  EXPECT_THAT(changes.remove, IsEmpty());
+  ASSERT_THAT(changes.announce, SizeIs(1));
+  EXPECT_EQ(changes.announce[0].removal, kStart + absl::Hours(15));
+  EXPECT_EQ(changes.next, kStart + absl::Hours(15));
+  ended[0].removal = changes.announce[0].removal;
+  changes = FindRetentionChanges(longer, ended, kStart + absl::Hours(15));
+  EXPECT_THAT(NumbersOf(changes.remove), ElementsAre(1));
+}
+
 // A coordinator that was away for a month, or whose flag is new, deletes nothing immediately.
 TEST(Retention, OverdueRunsHaveTheirNoticeToo) {
   const RetentionPolicy policy{.keep_for = absl::Hours(10), .notice = absl::Hours(1)};
