@@ -428,6 +428,7 @@ std::optional<RebuiltRun> Run::OnReport(const std::string& aggregator,
   if (!rebuilt.has_value() || !rebuilt->ended) return rebuilt;
   // Their files are deleted with the run.
   for (const auto& [name, one] : stale_.reports()) stored_.record().add_former_shards(name);
+  stored_.record().set_has_unknown_versions(true);
   End(v1::RUN_STATE_STOPPED,
       "it had ended, with a result that is lost: the coordinator's store is older");
   return std::nullopt;

@@ -282,13 +282,14 @@ uint64_t RunWithStatus::Parameters() const {
 EndedRun RunWithStatus::Ended() const {
   const v1::RunRecord& record = this->record();
   EndedRun ended{.number = number(),
-                 .has_version = record.version() > 0,
+                 .has_version = record.version() > 0 || record.has_unknown_versions(),
                  .ended = absl::FromUnixMillis(record.ended_ms())};
   if (record.removal_ms() != 0) ended.removal = absl::FromUnixMillis(record.removal_ms());
   if (!ended.has_version) return ended;
   // The newest version and the one before are always stored.
   std::set<uint32_t> versions(record.kept().begin(), record.kept().end());
-  versions.insert({record.version(), record.version() - 1});
+  const uint32_t newest = std::max(record.version(), 1U);
+  versions.insert({newest, newest - 1});
   ended.bytes = SpaceOfEnded(spec(), Parameters(), versions.size());
   return ended;
 }
@@ -360,7 +361,7 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     return absl::StrCat("waiting for groups: ", alive, " of at least ", min_groups, " are live");
   }
   if (averages() && record().shards_size() == 0) {
-    if (std::string reason = parts_.aggregators.choice().Place().reason; !reason.empty())
+    if (std::string reason = parts_.aggregators.choice().FindPlacement().reason; !reason.empty())
       return reason;
   }
   if (averages() && record().shards_size() > 0 && !shards_open()) {

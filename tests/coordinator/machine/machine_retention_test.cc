@@ -20,13 +20,13 @@ class RetentionTest : public ::testing::Test {
  protected:
   // The model has 1,000 parameters: a run that has ended takes 12,000 bytes, for the newest
   // version, the one before, and version 0, which is kept for a rollback.
-  void Start(const RetentionPolicy& policy) {
+  void Start(const RetentionPolicy& policy, bool worker = true) {
     cluster_.emplace([&](Machine::Options& options) {
       options.retention = policy;
       options.parameter_count = [](const v1::RunSpec&) { return 1000; };
     });
     cluster_->AddAggregator("agg-0");
-    cluster_->AddWorker("w0");
+    if (worker) cluster_->AddWorker("w0");
   }
   std::string TrainRun() {
     const std::string run = cluster_->Submit(MakeSpec(1, 1, 5, 10));
@@ -73,6 +73,20 @@ TEST_F(RetentionTest, ModelSurvivesFailedSubmissions) {
     EXPECT_TRUE(key == DeletedKey("run-2-test") || key.find("run-2-test") == std::string::npos)
         << key;
   }
+}
+
+// The store is older than the whole training of the run, whose model the aggregator has.
+TEST_F(RetentionTest, RunWhoseResultIsLostCountsAsOneWithVersions) {
+  Start({.keep_without_version = 0}, /*worker=*/false);
+  const std::string run = cluster_->Submit(MakeSpec(1, 1, 5, 10));
+  const auto copy = cluster_->store();
+  cluster_->AddWorker("w0");
+  ASSERT_TRUE(cluster_->RunUntilEnded(run));
+  cluster_->Run(absl::Seconds(1));
+  cluster_->RollBackStore(copy);
+  cluster_->Run(absl::Hours(2));
+  EXPECT_EQ(cluster_->RunStatus(run).state(), v1::RUN_STATE_STOPPED);
+  EXPECT_TRUE(Stores(run));
 }
 
 TEST_F(RetentionTest, TimeIsAnnounced) {
