@@ -96,7 +96,7 @@ absl::Status ShardHost::Restore() {
       store_->RemoveVersion(found.open.run(), version);
     }
   }
-  store_->RemoveOldArchives();
+  store_->RemoveOldSetAside();
   for (const v1::ShardState& state : States()) {
     LOG(INFO) << "on disk: run " << state.run() << ", shard " << state.shard() << ", version "
               << state.version() << ", digest " << DigestHex(state.digest());

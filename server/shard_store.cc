@@ -31,8 +31,8 @@
 //
 // A version that fails its check, or that must be restored, is never deleted but renamed; of each
 // run, the last such file is kept. Contributions are removed: ranks still hold them and stage them
-// again. Archived folders count as ended runs and are removed when enough
-// newer runs have ended. The lock file prevents two processes from using one folder.
+// again. Of the folders that were set aside, the newest ones are kept. The lock file prevents two
+// processes from using one folder.
 //
 // Cost: staging writes each byte once; an apply reads every contribution once (round_mean.cc) and
 // writes the version once, with two fsyncs. The kernel is asked to write blocks to the disk as soon
@@ -73,7 +73,7 @@ constexpr uint32_t kElementBytes = sizeof(float);
 constexpr char kIdentityFile[] = ".identity";
 constexpr size_t kMaxNameBytes = 100;
 // Maximum number of folders of runs that are set aside because their ids were given to others.
-constexpr size_t kMaxArchives = 16;
+constexpr size_t kMaxSetAside = 16;
 
 // The number after the prefix, if the name has nothing else.
 std::optional<uint32_t> NumberIn(absl::string_view name, absl::string_view prefix) {
@@ -316,7 +316,7 @@ absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& l
   return files_.SyncFolder(folder_.path);
 }
 
-void ShardStore::RemoveOldArchives() {
+void ShardStore::RemoveOldSetAside() {
   const absl::StatusOr<std::vector<FolderEntry>> entries = files_.List(folder_.path);
   if (!entries.ok()) LOG(ERROR) << entries.status();
   // A run file is written when its run ends; without one, the time is the lowest.
@@ -326,9 +326,9 @@ void ShardStore::RemoveOldArchives() {
     const absl::StatusOr<int64_t> written = files_.LastWrite(folder_.RunFile(entry.name));
     by_age.emplace(written.value_or(std::numeric_limits<int64_t>::min()), entry.name);
   }
-  while (by_age.size() > kMaxArchives) {
+  while (by_age.size() > kMaxSetAside) {
     const std::string name = by_age.extract(by_age.begin()).value().second;
-    LOG(INFO) << "removing " << name << ", which was set aside before the newest " << kMaxArchives;
+    LOG(INFO) << "removing " << name << ", which was set aside before the newest " << kMaxSetAside;
     if (const absl::Status removed = RemoveRunFolder(name); !removed.ok()) LOG(ERROR) << removed;
   }
 }

@@ -110,7 +110,7 @@ class ShardStore {
   absl::Status ArchiveRun(const std::string& run, const std::string& lineage)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Removes folders that ArchiveRun has set aside, except those of the newest runs.
-  void RemoveOldArchives() ABSL_LOCKS_EXCLUDED(mutex_);
+  void RemoveOldSetAside() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Removes the files of the run, also if they are archived; OK if there are none. A run of another
   // lineage is kept.
