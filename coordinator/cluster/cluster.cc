@@ -495,7 +495,8 @@ void Cluster::UpdateIdle() {
 void Cluster::UpdateIdle(Member& member) {
   const absl::Time at = standings_.AvailableAt(WorkerOf(member));
   if (at > now()) available_at_ = std::min(available_at_, at);
-  members_.Exclude(member, at > now() || member.hung.has_value(), at > now() + kMaxWait);
+  const bool hung = member.hung.has_value();
+  members_.Exclude(member, at > now() || hung, at > now() + kMaxWait || hung);
 }
 
 std::string Cluster::ExcludedWorkers() const {

@@ -40,7 +40,7 @@ struct Member {
   // The rank that a worker holds in a group; none while it is idle.
   std::optional<v1::RankSlot> place;
   // Whether it receives no rank because of its standing, and whether that is so for a long time: it
-  // is cordoned or quarantined.
+  // is cordoned, quarantined or hung.
   bool excluded = false;
   bool withdrawn = false;
   // Progress of its training thread by the last heartbeat.

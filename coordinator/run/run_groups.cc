@@ -169,7 +169,7 @@ absl::Status RunGroups::Form(WorkerIds& idle) {
       }
       if (absl::IsResourceExhausted(formation.status())) continue;
     }
-    if (reserved == CountServableSlots()) continue;
+    if (reserved >= CountServableSlots()) continue;
     ReserveWorkers(run_, cluster_.members(), idle);
     ++reserved;
   }
