@@ -103,9 +103,10 @@ int RunQueue::CountShards(absl::string_view aggregator) const {
   return shards;
 }
 
-int64_t RunQueue::UnreportedBytes(absl::string_view aggregator) const {
+int64_t RunQueue::UnreportedBytes(absl::string_view aggregator, uint32_t except) const {
   int64_t bytes = 0;
   for (const auto& [number, run] : runs_) {
+    if (number == except) continue;
     if (absl::c_linear_search(run.shards, aggregator)) bytes += run.unreported_bytes;
   }
   return bytes;

@@ -85,9 +85,10 @@ class RunQueue {
   bool IsCordoned(const std::string& aggregator) const {
     return cordoned_aggregators_.contains(aggregator);
   }
-  // Shards of live runs on the aggregator, and bytes that it does not report as reserved yet.
+  // Shards of live runs on the aggregator, and bytes for runs other than this one that it does not
+  // report as reserved yet.
   int CountShards(absl::string_view aggregator) const;
-  int64_t UnreportedBytes(absl::string_view aggregator) const;
+  int64_t UnreportedBytes(absl::string_view aggregator, uint32_t except) const;
 
  private:
   // Orders as InOrder.

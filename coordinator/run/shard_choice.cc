@@ -15,13 +15,20 @@
 namespace cadre {
 namespace {
 
+// For so long an aggregator that has refused a shard for lack of space is not chosen, unless it
+// reports more space. What it reported before may be out of date, so it is asked again.
+constexpr absl::Duration kRefusalCounts = absl::Minutes(1);
+
+int64_t ReservedBytes(const Member& member) {
+  const auto reserved = member.counters.find("disk_reserved_bytes");
+  return reserved == member.counters.end() ? 0 : static_cast<int64_t>(reserved->second);
+}
+
 // What the aggregator has reported as free, less what it has reserved; nullopt: nothing yet.
 std::optional<int64_t> ReportedFree(const Member& member) {
   const auto free = member.counters.find("disk_free_bytes");
   if (free == member.counters.end()) return std::nullopt;
-  const auto reserved = member.counters.find("disk_reserved_bytes");
-  const uint64_t taken = reserved == member.counters.end() ? 0 : reserved->second;
-  return static_cast<int64_t>(free->second - std::min(free->second, taken));
+  return std::max<int64_t>(0, static_cast<int64_t>(free->second) - ReservedBytes(member));
 }
 
 }  // namespace
@@ -42,7 +49,17 @@ void ShardChoice::Unassign() {
   stored_.Save();
 }
 
-ShardPlacement ShardChoice::Place() const {
+// What the aggregator reserves for a shard of this run that it has opened, before the shards were
+// to be chosen again: it serves the next one.
+int64_t ShardChoice::OwnReservation(const Member& member) const {
+  if (!absl::c_linear_search(record_.former_shards(), member.record.name())) return 0;
+  const size_t requested = run_.spec().cluster().aggregators();
+  const size_t shards = requested > 0 ? requested : record_.former_shards_size();
+  return std::min(ReservedBytes(member),
+                  SpaceOfLargestShard(run_.spec(), run_.Parameters(), shards));
+}
+
+ShardPlacement ShardChoice::FindPlacement() const {
   std::vector<ShardCandidate> candidates;
   for (const std::string& id : cluster_.members().aggregators()) {
     const Member& member = *cluster_.members().Find(id);
@@ -52,9 +69,13 @@ ShardPlacement ShardChoice::Place() const {
                              .cordoned = cluster_.queue().IsCordoned(name),
                              .shards = cluster_.queue().CountShards(name)};
     const std::optional<int64_t> free = ReportedFree(member);
-    if (free.has_value()) candidate.free = *free - cluster_.queue().UnreportedBytes(name);
+    if (free.has_value()) {
+      candidate.free =
+          *free + OwnReservation(member) - cluster_.queue().UnreportedBytes(name, run_.number());
+    }
     const auto full = full_.find(name);
-    candidate.full = full != full_.end() && free.value_or(0) <= full->second;
+    candidate.full = full != full_.end() && free.value_or(0) <= full->second.free &&
+                     cluster_.now() < full->second.until;
     candidates.push_back(std::move(candidate));
   }
   return PlaceShards(run_.spec(), run_.Parameters(), std::move(candidates));
@@ -63,7 +84,7 @@ ShardPlacement ShardChoice::Place() const {
 bool ShardChoice::Choose(size_t idle_workers) {
   if (LostShardBeforeStart()) Unassign();
   if (record_.shards_size() > 0) return true;
-  const ShardPlacement placement = Place();
+  const ShardPlacement placement = FindPlacement();
   lacking_ = placement.chosen.empty();
   if (lacking_) return false;
   // There are too few workers, but they are reserved for this run, which is first in the queue.
@@ -78,7 +99,7 @@ bool ShardChoice::Choose(size_t idle_workers) {
 
 bool ShardChoice::OnTooLittleSpace(const Member& member, const v1::RunOpened& opened) {
   if (!absl::StartsWith(opened.error(), kTooLittleSpace)) return false;
-  full_[member.record.name()] = ReportedFree(member).value_or(0);
+  full_[member.record.name()] = {ReportedFree(member).value_or(0), cluster_.now() + kRefusalCounts};
   stored_.AddWarning(absl::StrCat("aggregator ", member.record.name(),
                                   " stores no shard of this run: ", opened.error()));
   Unassign();

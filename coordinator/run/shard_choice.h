@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "absl/time/time.h"
 #include "coordinator/cluster/cluster.h"
 #include "coordinator/run/shard_placement.h"
 #include "coordinator/run/shards.h"
@@ -32,7 +33,7 @@ class ShardChoice {
   // Whether the last call has returned false.
   bool lacking() const { return lacking_; }
   // The aggregators that can be used for the shards, if these are not chosen yet.
-  ShardPlacement Place() const;
+  ShardPlacement FindPlacement() const;
   // The aggregator has no space for its shard, although it seemed to have, and the run has no
   // version yet: others are to be chosen. Returns false if the error has another cause.
   bool OnTooLittleSpace(const Member& member, const v1::RunOpened& opened);
@@ -41,6 +42,7 @@ class ShardChoice {
   bool LostShardBeforeStart() const;
   // The shards are to be chosen again.
   void Unassign();
+  int64_t OwnReservation(const Member& member) const;
 
   const RunView& run_;
   StoredRun& stored_;
@@ -48,9 +50,13 @@ class ShardChoice {
   Shards& shards_;
   Cluster& cluster_;
   bool lacking_ = false;
-  // Aggregators that have refused a shard of this run for lack of space, with the free space that
-  // they had reported then: they are not chosen until they report more.
-  std::map<std::string, int64_t> full_;
+  // Aggregators that have refused a shard of this run for lack of space: they are not chosen before
+  // this time, unless they report more free space than they had reported then.
+  struct Refusal {
+    int64_t free = 0;
+    absl::Time until;
+  };
+  std::map<std::string, Refusal> full_;
 };
 
 }  // namespace cadre

@@ -33,19 +33,24 @@ std::vector<std::string> NamesOf(const Candidates& candidates) {
 }
 
 // Too few are connected and neither cordoned nor full.
-std::string CountReason(const Candidates& all, size_t usable, size_t required) {
+std::string CountReason(const Candidates& all, size_t required) {
+  int connected = 0;
   int cordoned = 0;
   int full = 0;
   for (const ShardCandidate& one : all) {
     if (!one.connected) continue;
+    ++connected;
     cordoned += one.cordoned ? 1 : 0;
     full += !one.cordoned && one.full ? 1 : 0;
   }
-  std::string reason =
-      absl::StrCat("waiting for aggregators: ", usable, " of ", required, " connected");
-  if (cordoned > 0) absl::StrAppend(&reason, ", and ", cordoned, " cordoned");
-  if (full > 0) absl::StrAppend(&reason, ", and ", full, " without space for a shard");
-  return reason;
+  if (cordoned + full == 0) {
+    return absl::StrCat("waiting for aggregators: ", connected, " of ", required, " connected");
+  }
+  std::vector<std::string> unusable;
+  if (cordoned > 0) unusable.push_back(absl::StrCat(cordoned, " cordoned"));
+  if (full > 0) unusable.push_back(absl::StrCat(full, " without space for a shard"));
+  return absl::StrCat("waiting for aggregators: ", required, " needed, ", connected,
+                      " connected, of which ", absl::StrJoin(unusable, " and "));
 }
 
 }  // namespace
@@ -59,7 +64,7 @@ ShardPlacement PlaceShards(const v1::RunSpec& spec, uint64_t parameters, Candida
   });
   ShardPlacement placement;
   if (usable.size() < required) {
-    placement.reason = CountReason(candidates, usable.size(), required);
+    placement.reason = CountReason(candidates, required);
     return placement;
   }
   // The most free space first, so that the shards of a smaller number are on the first ones.

@@ -101,6 +101,21 @@ TEST_F(QueueTest, WorkersOfBlockedRunsAreNotWaitedFor) {
   EXPECT_EQ(RunStateOf(large), v1::RUN_STATE_RUNNING);
 }
 
+TEST_F(QueueTest, HungWorkersAreNotWaitedFor) {
+  AddMembers(1, 2);
+  const std::string pair = Submit(2);
+  FakeWorker& hung = cluster_.Rank(pair, 0, 0);
+  FakeWorker& blocked = cluster_.Rank(pair, 0, 1);
+  for (FakeWorker* worker : {&hung, &blocked}) worker->activity = v1::ACTIVITY_TRAINING;
+  hung.hung = blocked.hung = true;
+  ASSERT_TRUE(cluster_.RunUntil([&] { return !blocked.assignment.has_value(); }));
+  blocked.hung = false;
+  cluster_.Run(absl::Minutes(2));
+  const std::string small = Submit(1);
+  EXPECT_EQ(RunStateOf(small), v1::RUN_STATE_RUNNING);
+  EXPECT_THAT(ReasonOf(pair), HasSubstr("a group needs 2, and only 1 can be used, 1 is excluded"));
+}
+
 TEST_F(QueueTest, ReasonNamesTheExpectedStart) {
   AddMembers(1, 2);
   v1::RunSpec spec = MakeSpec(1, 1, 5, 50);
@@ -168,6 +183,41 @@ TEST_F(QueueTest, RefusalForLackOfSpaceChoosesOthers) {
               ElementsAre(HasSubstr("agg-0 stores no shard of this run: the disk has too little")));
 }
 
+// The heartbeats have the same space before the disk was full for a moment and after.
+TEST_F(QueueTest, RefusalForLackOfSpaceCountsForAMinute) {
+  AddMembers(1, 1);
+  agg(0).counters["disk_free_bytes"] = 1 << 30;
+  cluster_.Run(absl::Seconds(5));
+  cluster_.behaviour.open_error = absl::StrCat(kTooLittleSpace, ": shard 0 needs 9 bytes");
+  const std::string run = Submit(1);
+  EXPECT_EQ(ReasonOf(run),
+            "waiting for aggregators: 1 needed, 1 connected, of which 1 without space for a shard");
+  cluster_.behaviour.open_error.clear();
+  cluster_.Run(absl::Seconds(50));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_QUEUED);
+  cluster_.Run(absl::Seconds(20));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+}
+
+// What the first aggregator reserves is for this run.
+TEST_F(QueueTest, OwnReservationIsFreeSpace) {
+  AddMembers(2, 1);
+  v1::RunSpec spec = MakeSpec(1, 1, 5, 1000);
+  spec.mutable_cluster()->set_aggregators(2);
+  const int64_t needed = SpaceOfLargestShard(spec, kParameters, 2);
+  for (size_t i = 0; i < 2; ++i) agg(i).counters["disk_free_bytes"] = needed;
+  cluster_.Run(absl::Seconds(5));
+  cluster_.behaviour.open_error = absl::StrCat(kTooLittleSpace, ": shard 1 needs 9 bytes");
+  cluster_.behaviour.open_error_of = "agg-1";
+  const std::string run = cluster_.Submit(spec);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_QUEUED);
+  cluster_.behaviour.open_error.clear();
+  agg(0).counters["disk_reserved_bytes"] = needed;
+  agg(1).counters["disk_free_bytes"] = needed + 1;
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+}
+
 TEST_F(QueueTest, RunWaitsForSpace) {
   AddMembers(1, 1);
   agg(0).counters = {{"disk_free_bytes", 30'000}, {"disk_reserved_bytes", 20'000}};
@@ -222,7 +272,7 @@ TEST_F(QueueTest, CordonedAggregatorGetsNoNewRuns) {
   v1::RunSpec spec = MakeSpec(1, 1, 5, 1000);
   spec.mutable_cluster()->set_aggregators(2);
   const std::string waits = cluster_.Submit(spec);
-  EXPECT_EQ(ReasonOf(waits), "waiting for aggregators: 1 of 2 connected, and 1 cordoned");
+  EXPECT_EQ(ReasonOf(waits), "waiting for aggregators: 2 needed, 2 connected, of which 1 cordoned");
   cluster_.Cordon("agg-0", /*undo=*/true);
   EXPECT_EQ(RunStateOf(waits), v1::RUN_STATE_RUNNING);
 }

@@ -79,7 +79,7 @@ TEST(ShardPlacement, CordonedOnesAreNotUsed) {
   EXPECT_THAT(PlaceShards(Spec(0), kParameters, candidates).chosen, ElementsAre("b"));
   const ShardPlacement two = PlaceShards(Spec(2), kParameters, candidates);
   EXPECT_THAT(two.chosen, IsEmpty());
-  EXPECT_EQ(two.reason, "waiting for aggregators: 1 of 2 connected, and 1 cordoned");
+  EXPECT_EQ(two.reason, "waiting for aggregators: 2 needed, 2 connected, of which 1 cordoned");
 }
 
 }  // namespace
