@@ -323,7 +323,7 @@ std::vector<Verb> OrderVerbs() {
       {.name = "cordon",
        .arguments = {{.name = "NAME|HOST|ID"}},
        .flags = {{"undo", kSwitch, "", "readmit the workers and erase their failures on record"}},
-       .brief = "exclude a worker, or all workers of a host, from new work",
+       .brief = "exclude a worker, all workers of a host, or an aggregator from new work",
        .run = CordonMembers},
       {.name = "drain",
        .arguments = {{.name = "NAME|HOST|ID"}},

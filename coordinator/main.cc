@@ -129,7 +129,8 @@ Loop::Options MakeOptions(const Planning& planning) {
 
 absl::Status CheckDuration(const char* flag, const std::string& text) {
   absl::Duration duration;
-  if (absl::ParseDuration(text, &duration) && duration >= absl::ZeroDuration()) {
+  if (absl::ParseDuration(text, &duration) && duration >= absl::ZeroDuration() &&
+      duration < absl::InfiniteDuration()) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(

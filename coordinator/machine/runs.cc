@@ -46,8 +46,8 @@ absl::Status Runs::CheckLive() const {
   const auto live = std::count_if(runs_.begin(), runs_.end(),
                                   [](const auto& entry) { return entry.second.live(); });
   if (live < context_.options.max_live_runs) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat(live, " runs are queued or running; stop some first"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      live, " runs are queued or running, as many as --max-live-runs allows; stop some first"));
 }
 
 // Looks the run up by the number in its id ("run-<number>..."); the rest of the id must be equal as
