@@ -81,7 +81,7 @@ def test_terminated_program_contributes_after_its_step(cluster: Cluster) -> None
     leaves.process.send_signal(signal.SIGTERM)
     # The interpreter takes longer to end than the group.
     wait_for(lambda: any("left" in group["reason"] for group in cluster.client.status()["groups"]),
-             "the group to leave", 5)
+             "the group to leave", 30)
     assert leaves.wait(30) == 128 + signal.SIGTERM, leaves.err.read_text()
     steps = trained(leaves)
     assert steps < 200, "the rest of the period was longer than the notice"

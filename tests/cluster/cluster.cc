@@ -213,7 +213,7 @@ absl::StatusOr<v1::StatusReply> Cluster::AwaitEnd(const std::string& run, absl::
     const v1::RunStatus* found = FindRun(status, run);
     return found != nullptr &&
            (found->state() == v1::RUN_STATE_DONE || found->state() == v1::RUN_STATE_FAILED ||
-            found->state() == v1::RUN_STATE_STOPPED || found->diverged());
+            found->state() == v1::RUN_STATE_STOPPED || found->state() == v1::RUN_STATE_PARKED);
   };
   return Await(ended, limit, absl::StrCat("run ", run, " has ended"));
 }

@@ -83,7 +83,7 @@ class Cluster {
   // Errors: DeadlineExceeded with `what` and the newest status.
   absl::StatusOr<v1::StatusReply> Await(const Predicate& predicate, absl::Duration limit,
                                         const std::string& what);
-  // Awaits the end of the run. Errors: as Await.
+  // Awaits that the run has ended or is parked. Errors: as Await.
   absl::StatusOr<v1::StatusReply> AwaitEnd(const std::string& run, absl::Duration limit);
   // Awaits state DONE. Errors: as AwaitEnd; Aborted if the run ends in another state.
   absl::StatusOr<v1::StatusReply> AwaitDone(const std::string& run, absl::Duration limit);

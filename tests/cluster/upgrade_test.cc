@@ -86,7 +86,7 @@ TEST_F(UpgradeTest, MembersOfTheBuildBeforeGoOn) {
 TEST_F(UpgradeTest, MembersOfOlderBuildsExit) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   const OtherCoordinator later(cluster_, kProtocol + 2);
-  const absl::Time until = absl::Now() + absl::Seconds(10);
+  const absl::Time until = absl::Now() + kLimit;
   for (const char* name : {"worker-0", "aggregator-0"}) {
     const auto ending = cluster_.process(name).WaitUntil(until);
     ASSERT_TRUE(ending.has_value()) << name;
@@ -96,7 +96,7 @@ TEST_F(UpgradeTest, MembersOfOlderBuildsExit) {
       RunProgram("cadre-worker",
                  {absl::StrCat("--coordinator=", cluster_.coordinator()), "--name=worker-0-late",
                   absl::StrCat("--tls=", cluster_.TlsOf("worker-0"))},
-                 absl::Seconds(10));
+                 kLimit);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->exit_code, kExitRefused);
 }
