@@ -101,7 +101,7 @@ bool ShardChoice::OnTooLittleSpace(const Member& member, const v1::RunOpened& op
   if (!absl::StartsWith(opened.error(), kTooLittleSpace)) return false;
   full_[member.record.name()] = {ReportedFree(member).value_or(0), cluster_.now() + kRefusalCounts};
   stored_.AddWarning(absl::StrCat("aggregator ", member.record.name(),
-                                  " stores no shard of this run: ", opened.error()));
+                                  " has refused a shard of this run: ", opened.error()));
   Unassign();
   return true;
 }

@@ -180,7 +180,7 @@ TEST_F(QueueTest, RefusalForLackOfSpaceChoosesOthers) {
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
   EXPECT_THAT(ShardsOf(run), ElementsAre("agg-1"));
   EXPECT_THAT(cluster_.RunStatus(run).warnings(),
-              ElementsAre(HasSubstr("agg-0 stores no shard of this run: the disk has too little")));
+              ElementsAre(HasSubstr("agg-0 has refused a shard of this run: the disk has ")));
 }
 
 // The heartbeats have the same space before the disk was full for a moment and after.
