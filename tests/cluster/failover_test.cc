@@ -10,15 +10,20 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/file_system.h"
+#include "base/rpc/credentials.h"
+#include "coordinator/client/coordinator_client.h"
 #include "coordinator/store/leader_row.h"
 #include "server/checked_file.h"
 #include "tests/base/expect.h"
@@ -51,6 +56,15 @@ constexpr char kUnordered[] = R"(
                                lag(sequence) OVER (ORDER BY id) AS last_sequence FROM term_log) AS l
   WHERE term < last_term OR (term = last_term AND sequence <> last_sequence + 1)
      OR (term > last_term AND sequence <> 0);)";
+
+// How a leader fails.
+enum class Fault { kPaused, kTerminated, kKilled };
+constexpr Fault kFaults[] = {Fault::kPaused, Fault::kTerminated, Fault::kKilled, Fault::kKilled};
+
+// Longer than a failure of the leader delays the run on a busy host. The gap itself is measured
+// when CADRE_FAILOVER_KILLS is set, with nothing beside it.
+constexpr absl::Duration kGapOfADefect = absl::Seconds(15);
+constexpr absl::Duration kMeasuredGap = absl::Seconds(3);
 
 int Kills() {
   int kills = kKills;
@@ -125,35 +139,56 @@ class FailoverTest : public ::testing::Test {
     }
     return generations;
   }
+  // Waits until this coordinator is a standby, which can take the lead.
+  void AwaitStandby(const std::string& name) {
+    const auto credentials = Credentials::FromFolder(cluster_.TlsOf("operator"));
+    ASSERT_THAT(credentials, IsOk());
+    const CoordinatorClient client({.coordinator = cluster_.AddressOf(name),
+                                    .credentials = *credentials,
+                                    .dial_timeout = absl::Seconds(1)});
+    const absl::Time until = absl::Now() + kLong;
+    absl::Status status;
+    while (absl::Now() < until) {
+      status = client.Status().status();
+      if (absl::StrContains(status.message(), "is a standby; the one at")) return;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    ADD_FAILURE() << name << " is no standby: " << status;
+  }
   // The leader fails; returns the time until the run has another version.
-  absl::Duration FailLeader(int how) {
+  absl::Duration FailLeader(Fault fault) {
     const Leader leader = AwaitLeader(0);
     const std::string name = NameOf(leader);
     const uint32_t version = AwaitVersion(0);
     const absl::Time begin = absl::Now();
-    if (how == 0) {
-      cluster_.Signal(name, SIGSTOP);
-    } else if (how == 1) {
-      cluster_.Signal(name, SIGTERM);
-    } else {
-      cluster_.Kill(name);
+    switch (fault) {
+      case Fault::kPaused:
+        cluster_.Signal(name, SIGSTOP);
+        break;
+      case Fault::kTerminated:
+        cluster_.Signal(name, SIGTERM);
+        break;
+      case Fault::kKilled:
+        cluster_.Kill(name);
+        break;
     }
     const Leader next = AwaitLeader(leader.term);
     EXPECT_NE(NameOf(next), name);
     AwaitVersion(version + 2);
     const absl::Duration gap = absl::Now() - begin;
-    if (how == 0) {
+    if (fault == Fault::kPaused) {
       // It has been replaced while it was stopped, and finds it out.
       cluster_.Signal(name, SIGCONT);
     } else {
       cluster_.Kill(name);
       EXPECT_THAT(cluster_.StartCoordinator(name, server_->Url()), IsOk());
     }
+    AwaitStandby(name);
     return gap;
   }
   void ExpectNothingLost(const std::map<uint32_t, uint32_t>& generations) {
     EXPECT_EQ(Generations(), generations) << "no group is formed again";
-    const auto status = cluster_.client().Status();
+    const auto status = cluster_.Await([](const auto&) { return true; }, kLong, "a status");
     ASSERT_THAT(status, IsOk());
     EXPECT_EQ(Counter(*status, "leases_lost"), 0u);
     EXPECT_EQ(server_->Psql(kUnordered), "0") << "two coordinators have led at the same time";
@@ -169,13 +204,16 @@ TEST_F(FailoverTest, RunGoesOnWhenLeadersFail) {
   ASSERT_EQ(generations.size(), 2u);
   std::vector<absl::Duration> gaps;
   const int kills = Kills();
-  for (int i = 0; i < kills && !HasFailure(); ++i) gaps.push_back(FailLeader(i % 4));
+  for (int i = 0; i < kills && !HasFailure(); ++i) {
+    gaps.push_back(FailLeader(kFaults[i % std::size(kFaults)]));
+  }
   ExpectNothingLost(generations);
   ASSERT_FALSE(gaps.empty());
   std::sort(gaps.begin(), gaps.end());
   const absl::Duration median = gaps[gaps.size() / 2];
   RecordProperty("median_gap_ms", static_cast<int>(absl::ToInt64Milliseconds(median)));
-  EXPECT_LT(median, absl::Seconds(3)) << "longest " << gaps.back();
+  const bool measured = getenv("CADRE_FAILOVER_KILLS") != nullptr;
+  EXPECT_LT(median, measured ? kMeasuredGap : kGapOfADefect) << "longest " << gaps.back();
 }
 
 TEST_F(FailoverTest, RunGoesOnWhenTheDatabaseIsRestarted) {
@@ -223,13 +261,24 @@ TEST(LostStoreTest, RunIsAdoptedAlthoughTheClockIsBehind) {
 }
 
 TEST_F(FailoverTest, StandbyNamesTheLeader) {
-  const Leader leader = AwaitLeader(0);
-  const std::string standby = NameOf(leader) == kFirst ? kSecond : kFirst;
-  const std::string text =
-      RunCadre({"status", "--coordinator", cluster_.AddressOf(standby)}, /*exit_code=*/4);
-  EXPECT_THAT(text, ::testing::HasSubstr(absl::StrCat("the one at ", leader.address, " leads")));
-  RunCadre(
-      {"status", "--coordinator", absl::StrCat(cluster_.AddressOf(standby), ",", leader.address)});
+  const absl::Time until = absl::Now() + kLong;
+  // The lead may change meanwhile; the standby is then asked again.
+  while (true) {
+    const Leader leader = AwaitLeader(0);
+    const std::string standby = NameOf(leader) == kFirst ? kSecond : kFirst;
+    const std::string both = absl::StrCat(cluster_.AddressOf(standby), ",", leader.address);
+    const auto refused =
+        RunProgram("cadre", {"status", "--coordinator", cluster_.AddressOf(standby)}, kLong);
+    const auto answered = RunProgram("cadre", {"status", "--coordinator", both}, kLong);
+    ASSERT_THAT(refused, IsOk());
+    ASSERT_THAT(answered, IsOk());
+    if (AwaitLeader(0).term != leader.term && absl::Now() < until) continue;
+    const std::string text = absl::StrJoin(refused->lines, "\n");
+    EXPECT_EQ(refused->exit_code, 4) << text;
+    EXPECT_THAT(text, ::testing::HasSubstr(absl::StrCat("the one at ", leader.address, " leads")));
+    EXPECT_EQ(answered->exit_code, 0) << absl::StrJoin(answered->lines, "\n");
+    return;
+  }
 }
 
 }  // namespace

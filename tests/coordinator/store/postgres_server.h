@@ -20,6 +20,7 @@ class PostgresServer {
   // Starts a server that has the empty database "cadre" of the user "cadre", with a password. Fails
   // the test on errors.
   PostgresServer();
+  ~PostgresServer();
 
   // The server's processes end without notice, as with its host; what was committed is kept.
   void Kill();
@@ -41,6 +42,8 @@ class PostgresServer {
   static ProcessOptions Command(const std::string& program, std::vector<std::string> arguments);
   void Run(const ProcessOptions& command) const;
   void Create();
+  // Sends the signal and waits for the end.
+  void End(int signal);
 
   const TemporaryFolder folder_;
   int port_ = 0;

@@ -137,19 +137,38 @@ TEST_F(PostgresStoreTest, LeaderBeginsAnEpochAboveThatOfAMember) {
   EXPECT_EQ(store->Get("key").value(), "2");
 }
 
+// The row has limits for a leader that must notice early that it is late; a busy host may exceed
+// them.
+template <typename Call>
+auto Patiently(Call call) {
+  const absl::Time until = absl::Now() + absl::Minutes(1);
+  auto result = call();
+  while (absl::IsUnavailable(StatusOf(result)) && absl::Now() < until) result = call();
+  return result;
+}
+Leader ReadPatiently(LeaderRow& row) {
+  const auto leader = Patiently([&] { return row.Read(); });
+  EXPECT_THAT(leader, IsOk());
+  return leader.value_or(Leader());
+}
+
 TEST_F(PostgresStoreTest, BeatsOfTheLeader) {
   const auto store = Lead("one", 0);
   LeaderRow one(server_->Url(), "one");
   LeaderRow two(server_->Url(), "two");
-  const uint64_t beat = two.Read()->beat;
-  EXPECT_THAT(one.Beat(), IsOk());
-  EXPECT_EQ(two.Read()->beat, beat + 1);
-  EXPECT_EQ(two.Read()->address, "one:7000");
-  EXPECT_THAT(two.Beat(), IsError(absl::StatusCode::kAborted, "one:7000 leads since term 1"));
-  EXPECT_THAT(two.Release(), IsOk());
-  EXPECT_THAT(one.Beat(), IsOk()) << "only the leader may release the lead";
-  EXPECT_THAT(one.Release(), IsOk());
-  EXPECT_EQ(two.Read()->instance, "");
+  const auto beat = [](LeaderRow& row) { return Patiently([&] { return row.Beat(); }); };
+  const auto release = [](LeaderRow& row) { return Patiently([&] { return row.Release(); }); };
+  const uint64_t before = ReadPatiently(two).beat;
+  EXPECT_THAT(beat(one), IsOk());
+  const Leader leader = ReadPatiently(two);
+  // One that was sent again may have been carried out before.
+  EXPECT_GT(leader.beat, before);
+  EXPECT_EQ(leader.address, "one:7000");
+  EXPECT_THAT(beat(two), IsError(absl::StatusCode::kAborted, "one:7000 leads since term 1"));
+  EXPECT_THAT(release(two), IsOk());
+  EXPECT_THAT(beat(one), IsOk()) << "only the leader may release the lead";
+  EXPECT_THAT(release(one), IsOk());
+  EXPECT_EQ(ReadPatiently(two).instance, "");
 }
 
 // Each transaction is carried out once, although answers are lost with the server's processes.
