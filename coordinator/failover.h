@@ -5,10 +5,13 @@
 // Called on the main thread.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/service/service.h"
 #include "coordinator/store/leader_row.h"
@@ -32,12 +35,13 @@ class Failover {
   // Borrows the service, which must outlive the object.
   Failover(Options options, CoordinatorService& service);
 
-  // Connects, and creates the tables if necessary. Errors: those of PostgresStore::Open.
-  absl::Status Open();
+  // Connects, and creates the tables if necessary. Returns false if the process has to end. Errors:
+  // those of PostgresStore::Open.
+  absl::StatusOr<bool> Open();
   // Waits and leads until the process has to end. The service then still serves if it leads.
   // Errors: those of the store that a new start would not pass.
   absl::Status Run();
-  // Hands the lead over, after the service has stopped.
+  // Hands the lead over if this coordinator has it, after the service has stopped.
   void Release();
 
  private:
@@ -45,14 +49,20 @@ class Failover {
   absl::StatusOr<bool> AwaitLead();
   // Leads until another coordinator does, the database is not reached, or the process has to end.
   absl::Status Lead();
+  // Starts the service, and beats meanwhile. Returns false if the process has to end.
+  absl::StatusOr<bool> Start();
   // Returns why the lead ends; OK: the process has to end.
   absl::Status HoldLead();
+  // Whether another coordinator has led since this one has read the row as a standby.
+  bool IsReplaced();
 
   const Options options_;
   const std::string instance_;
   CoordinatorService& service_;
   LeaderRow row_;
   std::unique_ptr<PostgresStore> store_;
+  // The term after which this coordinator leads, or tries to.
+  uint64_t replaced_term_ = 0;
 };
 
 }  // namespace cadre

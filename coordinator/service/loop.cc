@@ -54,7 +54,10 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
   return loop;
 }
 
-Loop::~Loop() { Stop(); }
+Loop::~Loop() {
+  Stop();
+  if (search_thread_.joinable()) search_thread_.join();
+}
 
 absl::Status Loop::Begin(uint64_t above) {
   const absl::Time now = clock_.Now();
@@ -77,11 +80,12 @@ absl::Status Loop::RunQuery(Query query) {
   return absl::OkStatus();
 }
 
+void Loop::Close() { queue_.Close(); }
+
 void Loop::Stop() {
-  queue_.Close();
+  Close();
   if (thread_.joinable()) thread_.join();
   searches_.Close();
-  if (search_thread_.joinable()) search_thread_.join();
 }
 
 void Loop::Search() {

@@ -76,7 +76,10 @@ class Loop {
   const Histogram& turns() const { return turns_; }
   const Histogram& commits() const { return commits_; }
 
-  // Handles all posted items, then ends the threads. No callback runs after it returns.
+  // Refuses further items. Does not block.
+  void Close();
+  // Handles all posted items, then ends. No callback runs after it returns. The destructor awaits a
+  // search of plans that is in progress.
   void Stop();
 
  private:

@@ -58,7 +58,6 @@ CoordinatorService::CoordinatorService(Loop::Options options, Credentials creden
 
 absl::Status CoordinatorService::Start(Store* store, std::string backup_path) {
   store_ = store;
-  backup_path_ = std::move(backup_path);
   updates_ = RunUpdates();
   Loop::Options options = options_;
   options.on_failure = [this](const absl::Status& status) {
@@ -71,6 +70,7 @@ absl::Status CoordinatorService::Start(Store* store, std::string backup_path) {
   {
     absl::MutexLock lock(&mutex_);
     failure_ = absl::OkStatus();
+    backup_path_ = std::move(backup_path);
   }
   CADRE_ASSIGN_OR_RETURN(std::shared_ptr<Loop> loop, Loop::Start(std::move(options), store, this));
   absl::MutexLock lock(&mutex_);
@@ -123,30 +123,48 @@ absl::Status CoordinatorService::Read(std::function<void(const Machine&, absl::T
   return absl::DeadlineExceededError("the event loop does not respond");
 }
 
-void CoordinatorService::Drain() { StopLoop(Stopping()); }
+void CoordinatorService::Drain() { StopLoop(Stopping(), /*streams_first=*/false); }
 
-void CoordinatorService::StandBy(const std::string& reason) { StopLoop(NotServingError(reason)); }
+// The store may keep the loop for a while, but members must look for the leader immediately. Calls
+// end afterwards: a caller repeats one that was refused because this coordinator does not lead, so
+// the loop must not carry it out any more.
+void CoordinatorService::StandBy(const std::string& reason) {
+  StopLoop(NotServingError(reason), /*streams_first=*/true);
+}
 
 // A call registers itself and reads `loop_` under one lock, so after the second part no call waits
 // for a loop that has stopped.
-void CoordinatorService::StopLoop(const absl::Status& status) {
+void CoordinatorService::StopLoop(const absl::Status& status, bool streams_first) {
   std::shared_ptr<Loop> stopped;
   {
     absl::MutexLock lock(&mutex_);
     stopped = std::exchange(loop_, nullptr);
     not_serving_ = status;
+    if (streams_first) {
+      // The ends of the streams are no events any more.
+      if (stopped != nullptr) stopped->Close();
+      EndStreams(status);
+    }
   }
   // The loop's callbacks take the lock. It handles what has been posted.
   if (stopped != nullptr) stopped->Stop();
   EndAll(status);
+  if (stopped == nullptr) return;
+  // It may still search plans, so it is destroyed later; the one before is destroyed here.
+  absl::MutexLock lock(&mutex_);
+  last_loop_.swap(stopped);
+}
+
+void CoordinatorService::EndStreams(const absl::Status& status) {
+  for (auto& [id, stream] : streams_) stream->End(status);
+  for (auto& [id, watch] : watches_) watch->End(status);
 }
 
 void CoordinatorService::EndAll(const absl::Status& status) {
   std::map<RequestId, Pending> pending;
   {
     absl::MutexLock lock(&mutex_);
-    for (auto& [id, stream] : streams_) stream->End(status);
-    for (auto& [id, watch] : watches_) watch->End(status);
+    EndStreams(status);
     if (backup_ != nullptr) backup_->End(status);
     pending.swap(pending_);
   }
@@ -296,7 +314,12 @@ grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(
 }
 
 void CoordinatorService::PrepareBackup() {
-  const absl::Status written = WriteBackup(*store_, backup_path_);
+  std::string path;
+  {
+    absl::MutexLock lock(&mutex_);
+    path = backup_path_;
+  }
+  const absl::Status written = WriteBackup(*store_, path);
   if (!written.ok()) LOG(ERROR) << "backup: " << written;
   absl::MutexLock lock(&mutex_);
   if (backup_ == nullptr) return;

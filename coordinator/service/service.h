@@ -52,7 +52,7 @@ class CoordinatorService final
   // for a backup while it is sent. Requires: the service stands by, as it does at first. Errors:
   // those of Loop::Start.
   absl::Status Start(Store* store, std::string backup_path = "");
-  // Ends the loop, then every stream and waiting call, and refuses further ones, with a
+  // Ends every stream, then the loop and every waiting call, and refuses further ones, with a
   // NotServingError of this reason.
   void StandBy(const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex_);
   // Why the loop has failed since Start; it must then stand by.
@@ -116,8 +116,9 @@ class CoordinatorService final
   absl::Status Post(Event event) ABSL_LOCKS_EXCLUDED(mutex_);
   // The loop, or why there is none.
   absl::StatusOr<std::shared_ptr<Loop>> LoopOrReason() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends the loop; later calls are refused with this status.
-  void StopLoop(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends the loop, after the streams of members and watchers or before them; later calls are
+  // refused with this status.
+  void StopLoop(const absl::Status& status, bool streams_first) ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends updates until the stream ends.
   grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext* context,
                                                    const std::string& run)
@@ -135,7 +136,9 @@ class CoordinatorService final
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The caller has cancelled the call.
   void OnCancelled(RequestId request, bool traces) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends all streams and waiting calls.
+  // Ends the streams of members and watchers.
+  void EndStreams(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends all streams and waiting calls. Requires: the loop has stopped.
   void EndAll(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // Writes the file of the backup in progress; on the loop's thread.
   void PrepareBackup() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -145,7 +148,6 @@ class CoordinatorService final
   const std::vector<std::unique_ptr<grpc::Service>> call_services_;
   // Set by Start, before the loop's thread exists.
   Store* store_ = nullptr;
-  std::string backup_path_;
   // Limits on queries that wait for the loop, and on Watch streams.
   StreamSlots query_slots_;
   StreamSlots watch_slots_;
@@ -153,6 +155,9 @@ class CoordinatorService final
   mutable absl::Mutex mutex_;
   // Null while the service stands by. Streams keep the loop of their time, which may have stopped.
   std::shared_ptr<Loop> loop_ ABSL_GUARDED_BY(mutex_);
+  std::string backup_path_ ABSL_GUARDED_BY(mutex_);
+  // The loop that has stopped last.
+  std::shared_ptr<Loop> last_loop_ ABSL_GUARDED_BY(mutex_);
   // Why there is no loop, and why the last one has failed.
   absl::Status not_serving_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

@@ -19,17 +19,24 @@ absl::StatusOr<PostgresConnection*> LeaderRow::Connected() {
     connection_.reset();
     CADRE_ASSIGN_OR_RETURN(connection_, PostgresConnection::Connect(url_, kRowTimeout));
     // A beat that is lost with the server is no loss; it waits for no disk.
-    CADRE_RETURN_IF_ERROR(connection_->RunAll("SET synchronous_commit = off", kRowTimeout));
+    CADRE_RETURN_IF_ERROR(connection_->RunAll(
+        {"set up the connection", "SET synchronous_commit = off"}, kRowTimeout));
   }
   return connection_.get();
+}
+
+std::string LeaderText(const Leader& leader) {
+  if (leader.address.empty()) return absl::StrCat("no coordinator leads after term ", leader.term);
+  return absl::StrCat("the coordinator at ", leader.address, " leads since term ", leader.term);
 }
 
 absl::StatusOr<Leader> LeaderRow::Read() {
   CADRE_ASSIGN_OR_RETURN(PostgresConnection* const connection, Connected());
   CADRE_ASSIGN_OR_RETURN(
       const std::vector<PostgresConnection::Row> rows,
-      connection->Run("SELECT term::text, beat::text, instance, address FROM cadre_leader", {},
-                      kRowTimeout));
+      connection->Run(
+          {"read the leader", "SELECT term::text, beat::text, instance, address FROM cadre_leader"},
+          {}, kRowTimeout));
   Leader leader;
   if (rows.size() != 1 || !absl::SimpleAtoi(rows[0][0], &leader.term) ||
       !absl::SimpleAtoi(rows[0][1], &leader.beat)) {
@@ -43,22 +50,21 @@ absl::StatusOr<Leader> LeaderRow::Read() {
 
 absl::Status LeaderRow::Beat() {
   CADRE_ASSIGN_OR_RETURN(PostgresConnection* const connection, Connected());
-  CADRE_ASSIGN_OR_RETURN(
-      const std::vector<PostgresConnection::Row> rows,
-      connection->Run(
-          "UPDATE cadre_leader SET beat = beat + 1 WHERE instance = $1::text RETURNING term::text",
-          {PostgresConnection::Text(instance_)}, kRowTimeout));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<PostgresConnection::Row> rows,
+                         connection->Run({"beat",
+                                          "UPDATE cadre_leader SET beat = beat + 1 WHERE instance "
+                                          "= $1::text RETURNING term::text"},
+                                         {PostgresConnection::Text(instance_)}, kRowTimeout));
   if (!rows.empty()) return absl::OkStatus();
   CADRE_ASSIGN_OR_RETURN(const Leader leader, Read());
-  return absl::AbortedError(absl::StrCat("the coordinator at ", leader.address,
-                                         " leads since term ", leader.term,
-                                         ", and this one does not any more"));
+  return absl::AbortedError(absl::StrCat(LeaderText(leader), ", and this one does not any more"));
 }
 
 absl::Status LeaderRow::Release() {
   CADRE_ASSIGN_OR_RETURN(PostgresConnection* const connection, Connected());
   return connection
-      ->Run("UPDATE cadre_leader SET instance = '', address = '' WHERE instance = $1::text",
+      ->Run({"release the lead",
+             "UPDATE cadre_leader SET instance = '', address = '' WHERE instance = $1::text"},
             {PostgresConnection::Text(instance_)}, kRowTimeout)
       .status();
 }

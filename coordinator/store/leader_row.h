@@ -33,11 +33,14 @@ struct Leader {
   std::string address;
 };
 
+// "the coordinator at HOST:PORT leads since term N", or that none does.
+std::string LeaderText(const Leader& leader);
+
 // Decides for a standby whether the leader is gone, by the standby's clock: clocks of hosts are not
 // compared. Pure.
 class LeaderWatch {
  public:
-  // The row was read. Returns whether the leader is gone.
+  // The row was read at `now` or later. Returns whether the leader is gone.
   bool OnRead(const Leader& leader, absl::Time now) {
     if (leader.instance.empty()) return true;
     if (!seen_ || leader.term != term_ || leader.beat != beat_) since_ = now;

@@ -1,5 +1,6 @@
 // A connection to a PostgreSQL database. Every wait has a limit, except for the resolution of the
-// host's name, which the resolver limits.
+// host's name, which the resolver limits. The server limits statements as well, so one that the
+// client has given up does not wait for a lock, or change anything, for long.
 //
 // Thread-compatible. No text that it returns contains the password.
 #pragma once
@@ -36,10 +37,17 @@ class PostgresConnection {
   static Param BytesArray(const std::vector<std::string>& values);
 
   using Row = std::vector<std::string>;
+  // SQL with its name in errors.
+  struct Statement {
+    const char* name;
+    const char* sql;
+  };
 
-  // `url`: as for libpq; the environment and ~/.pgpass complete it. `timeout`: limit of this call.
-  // Errors, with the database and, if there is one, a remedy: InvalidArgument for a malformed URL;
-  // PermissionDenied or NotFound if the database refuses the user or does not exist; Unavailable.
+  // `url`: as for libpq; the environment and ~/.pgpass complete it. `timeout`: limit of this call,
+  // of which each of several hosts that are left has an equal part. Errors, with the database and,
+  // if there is one, a remedy: InvalidArgument for a malformed URL; PermissionDenied, NotFound or
+  // FailedPrecondition if the database refuses the user, does not exist, or a file of credentials
+  // is missing; Unavailable.
   static absl::StatusOr<std::unique_ptr<PostgresConnection>> Connect(const std::string& url,
                                                                      absl::Duration timeout);
   ~PostgresConnection();
@@ -49,10 +57,10 @@ class PostgresConnection {
   // been carried out if the connection has ended); ResourceExhausted on a full disk;
   // PermissionDenied; FailedPrecondition for a database that is read-only or lacks a table;
   // Internal.
-  absl::StatusOr<std::vector<Row>> Run(const char* sql, const std::vector<Param>& params,
+  absl::StatusOr<std::vector<Row>> Run(const Statement& statement, const std::vector<Param>& params,
                                        absl::Duration timeout);
   // Runs several statements without parameters, which are one transaction. Errors: as Run.
-  absl::Status RunAll(const char* sql, absl::Duration timeout);
+  absl::Status RunAll(const Statement& statements, absl::Duration timeout);
 
   // Whether the connection has ended.
   bool ended() const;
@@ -68,11 +76,25 @@ class PostgresConnection {
   };
   using Result = std::unique_ptr<pg_result, Clear>;
 
+  // One of the hosts of a URL, and its port. Empty: what the URL says.
+  struct Host {
+    std::string name;
+    std::string address;
+    std::string port;
+  };
+
   PostgresConnection() = default;
 
+  static absl::StatusOr<std::vector<Host>> HostsOf(const std::string& url);
+  // `unacknowledged`: how long the connection may wait for an acknowledgement of TCP.
+  static absl::StatusOr<std::unique_ptr<PostgresConnection>> ConnectTo(
+      const std::string& url, const Host& host, absl::Duration unacknowledged, absl::Time until);
   absl::Status FinishConnecting(absl::Time until);
+  void SetName();
+  // Limits the statements that follow on the server.
+  absl::Status LimitStatements(absl::Duration timeout, absl::Time until);
   // The last result of the statements that were sent, or the first error.
-  absl::StatusOr<Result> Await(absl::Time until, const char* sql);
+  absl::StatusOr<Result> Await(absl::Time until, const char* name);
   // Waits until the connection can be read or, if `write`, written.
   absl::Status Wait(bool write, absl::Time until, absl::string_view what);
   absl::Status Error(const pg_result* result) const;
@@ -80,6 +102,8 @@ class PostgresConnection {
   const SteadyClock clock_;
   std::unique_ptr<pg_conn, Finish> connection_;
   std::string name_ = "the database";
+  // The server's limit of statements.
+  absl::Duration limit_ = absl::InfiniteDuration();
 };
 
 }  // namespace cadre

@@ -12,7 +12,7 @@
 //     row, whichever the server executes first, and the other one nothing.
 //
 // A statement is executed only when the server has received all of it, so a process that is stopped
-// holds no lock. Server and client limit its time.
+// holds no lock. Server and client limit its time, so one whose answer is lost ends soon.
 //
 // Other databases than PostgreSQL do if they have its protocol, INSERT ... ON CONFLICT, changes in
 // WITH, and READ COMMITTED transactions that survive a failure of the server.
@@ -22,6 +22,7 @@
 #include <glog/logging.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -32,6 +33,7 @@
 #include "base/file.h"
 #include "base/status.h"
 #include "coordinator/store/keys.h"
+#include "coordinator/store/leader_row.h"
 #include "coordinator/store/sqlite_store.h"
 
 namespace cadre {
@@ -48,7 +50,7 @@ constexpr absl::Duration kScanTimeout = absl::Minutes(1);
 constexpr absl::Duration kReconnect = absl::Milliseconds(100);
 
 // Coordinators that start together create the tables one after the other.
-constexpr char kCreate[] = R"(
+constexpr Connection::Statement kCreate = {"create the tables", R"(
   SELECT pg_advisory_xact_lock(7165433321);
   CREATE TABLE IF NOT EXISTS cadre_record (
     key text COLLATE "C" PRIMARY KEY,
@@ -61,18 +63,30 @@ constexpr char kCreate[] = R"(
     beat bigint NOT NULL,
     instance text NOT NULL,
     address text NOT NULL);
-  INSERT INTO cadre_leader VALUES (true, 1, 0, 0, 0, '', '') ON CONFLICT DO NOTHING;)";
+  INSERT INTO cadre_leader VALUES (true, 1, 0, 0, 0, '', '') ON CONFLICT DO NOTHING;)"};
 
-constexpr char kExists[] =
+constexpr Connection::Statement kExists = {
+    "look for the tables",
     "SELECT count(*)::text FROM pg_tables WHERE tablename = 'cadre_leader' "
-    "AND schemaname = ANY (current_schemas(false))";
+    "AND schemaname = ANY (current_schemas(false))"};
 
-constexpr char kTakeLead[] =
+// A standby takes the lead only if the leader has not beaten since ($5). The leader itself, which
+// may begin a further term, beats meanwhile.
+constexpr Connection::Statement kTakeLead = {
+    "take the lead",
     "UPDATE cadre_leader SET term = GREATEST(term, $2::bigint) + 1, sequence = 0, beat = beat + 1, "
-    "instance = $3::text, address = $4::text WHERE term = $1::bigint RETURNING term::text";
+    "instance = $3::text, address = $4::text WHERE term = $1::bigint "
+    "AND (beat = $5::bigint OR instance = $3::text) RETURNING term::text"};
+
+// The own term above $2, if an earlier statement of this process took the lead and its answer was
+// lost.
+constexpr Connection::Statement kOwnTerm = {
+    "look for the lead",
+    "SELECT term::text FROM cadre_leader WHERE instance = $1::text AND term > $2::bigint "
+    "AND sequence = 0"};
 
 // $3 and $4: ranges of keys that are erased, except for the keys in $5, which are written.
-constexpr char kCommit[] = R"(
+constexpr Connection::Statement kCommit = {"commit", R"(
   WITH lead AS (
     UPDATE cadre_leader SET sequence = $2::bigint
     WHERE term = $1::bigint AND sequence = $2::bigint - 1 RETURNING 1),
@@ -84,7 +98,7 @@ constexpr char kCommit[] = R"(
     INSERT INTO cadre_record SELECT key, value
     FROM unnest($5::text[], $6::bytea[]) AS written (key, value) WHERE EXISTS (SELECT FROM lead)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value)
-  SELECT count(*)::text FROM lead)";
+  SELECT count(*)::text FROM lead)"};
 
 // What a transaction does, whatever the order of its operations.
 struct Changes {
@@ -114,11 +128,8 @@ Changes ChangesOf(const std::vector<Store::Op>& ops) {
 
 absl::StatusOr<std::unique_ptr<PostgresStore>> PostgresStore::Open(Options options) {
   auto store = std::unique_ptr<PostgresStore>(new PostgresStore(std::move(options)));
-  const auto create = [&](Connection& connection) -> absl::StatusOr<Rows> {
-    CADRE_RETURN_IF_ERROR(store->CreateTables(connection));
-    return Rows();
-  };
-  CADRE_RETURN_IF_ERROR(store->Retry(create).status());
+  CADRE_RETURN_IF_ERROR(store->Connect());
+  CADRE_RETURN_IF_ERROR(store->CreateTables(*store->connection_));
   return store;
 }
 
@@ -130,12 +141,19 @@ absl::Status PostgresStore::CreateTables(Connection& connection) {
   }
   CADRE_ASSIGN_OR_RETURN(
       const Rows version,
-      connection.Run("SELECT version::text FROM cadre_leader", {}, kStatementTimeout));
+      connection.Run({"read the version of the tables", "SELECT version::text FROM cadre_leader"},
+                     {}, kStatementTimeout));
   if (version.size() == 1 && version[0][0] == kVersionOfTables) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(connection.name(), ": its tables have version ",
                    version.empty() ? "<none>" : version[0][0], ", this program writes version ",
                    kVersionOfTables, "; use the Cadre that made them, or another database"));
+}
+
+absl::Status PostgresStore::Connect() {
+  CADRE_ASSIGN_OR_RETURN(connection_, Connection::Connect(options_.url, kStatementTimeout));
+  name_ = connection_->name();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PostgresStore::Rows> PostgresStore::Retry(
@@ -144,19 +162,15 @@ absl::StatusOr<PostgresStore::Rows> PostgresStore::Retry(
   const absl::Time until = clock.Now() + options_.patience;
   for (bool first = true;; first = false) {
     absl::Status status;
-    if (connection_ == nullptr || connection_->ended()) {
-      auto opened = Connection::Connect(options_.url, kStatementTimeout);
-      status = opened.status();
-      if (opened.ok()) connection_ = *std::move(opened);
-    }
+    if (connection_ == nullptr || connection_->ended()) status = Connect();
     if (status.ok()) {
-      name_ = connection_->name();
       absl::StatusOr<Rows> rows = run(*connection_);
       if (rows.ok()) return rows;
       status = rows.status();
     }
-    if (!absl::IsUnavailable(status) || clock.Now() >= until) return status;
-    LOG_IF(WARNING, first) << "trying again for " << options_.patience << ": " << status.message();
+    if (!absl::IsUnavailable(status)) return status;
+    LOG_IF(WARNING, first) << "tries for " << options_.patience << ": " << status.message();
+    if (clock.Now() >= until) return status;
     absl::SleepFor(kReconnect);
   }
 }
@@ -164,7 +178,7 @@ absl::StatusOr<PostgresStore::Rows> PostgresStore::Retry(
 absl::StatusOr<std::optional<std::string>> PostgresStore::Get(absl::string_view key) {
   CADRE_ASSIGN_OR_RETURN(const Rows rows, Retry([&](Connection& connection) {
                            return connection.Run(
-                               "SELECT value FROM cadre_record WHERE key = $1::text",
+                               {"read", "SELECT value FROM cadre_record WHERE key = $1::text"},
                                {Connection::Text(key)}, kStatementTimeout);
                          }));
   if (rows.empty()) return std::optional<std::string>();
@@ -175,7 +189,8 @@ absl::StatusOr<std::map<std::string, std::string>> PostgresStore::Scan(absl::str
   CADRE_ASSIGN_OR_RETURN(
       Rows rows, Retry([&](Connection& connection) {
         return connection.Run(
-            "SELECT key, value FROM cadre_record WHERE key >= $1::text AND key < $2::text",
+            {"scan",
+             "SELECT key, value FROM cadre_record WHERE key >= $1::text AND key < $2::text"},
             {Connection::Text(prefix), Connection::Text(KeyAbove(prefix))}, kScanTimeout);
       }));
   std::map<std::string, std::string> records;
@@ -184,18 +199,23 @@ absl::StatusOr<std::map<std::string, std::string>> PostgresStore::Scan(absl::str
 }
 
 absl::StatusOr<uint64_t> PostgresStore::BeginEpoch(uint64_t above, absl::Time /*now*/) {
-  CADRE_ASSIGN_OR_RETURN(
-      const Rows rows, Retry([&](Connection& connection) {
-        return connection.Run(
-            kTakeLead,
-            {Connection::Number(term_), Connection::Number(above),
-             Connection::Text(options_.instance), Connection::Text(options_.address)},
-            kStatementTimeout);
-      }));
+  const auto take = [&](Connection& connection) -> absl::StatusOr<Rows> {
+    CADRE_ASSIGN_OR_RETURN(
+        Rows taken, connection.Run(kTakeLead,
+                                   {Connection::Number(term_), Connection::Number(above),
+                                    Connection::Text(options_.instance),
+                                    Connection::Text(options_.address), Connection::Number(beat_)},
+                                   kStatementTimeout));
+    if (!taken.empty()) return taken;
+    return connection.Run(
+        kOwnTerm, {Connection::Text(options_.instance), Connection::Number(std::max(term_, above))},
+        kStatementTimeout);
+  };
+  CADRE_ASSIGN_OR_RETURN(const Rows rows, Retry(take));
   uint64_t term = 0;
   if (rows.size() != 1 || !absl::SimpleAtoi(rows[0][0], &term)) {
-    return absl::AbortedError(
-        absl::StrCat(name_, ": another coordinator has taken the lead after term ", term_));
+    return absl::AbortedError(absl::StrCat(name_, ": the coordinator of term ", term_,
+                                           " leads on, or another coordinator has taken the lead"));
   }
   term_ = term;
   sequence_ = 0;
@@ -227,14 +247,17 @@ absl::Status PostgresStore::Commit(const std::vector<Op>& ops) {
 absl::Status PostgresStore::ExplainUnchanged(Connection& connection) {
   CADRE_ASSIGN_OR_RETURN(
       const Rows rows,
-      connection.Run("SELECT term::text, sequence::text, address FROM cadre_leader", {},
-                     kStatementTimeout));
+      connection.Run(
+          {"read the leader", "SELECT term::text, sequence::text, address FROM cadre_leader"}, {},
+          kStatementTimeout));
   const bool same_term = rows.size() == 1 && rows[0][0] == absl::StrCat(term_);
   if (same_term && rows[0][1] == absl::StrCat(sequence_)) return absl::OkStatus();
-  if (rows.size() == 1 && !same_term) {
-    return absl::AbortedError(absl::StrCat(connection.name(), ": the coordinator at ", rows[0][2],
-                                           " leads in term ", rows[0][0], "; this one, of term ",
-                                           term_, ", was replaced and commits nothing"));
+  Leader leader;
+  if (rows.size() == 1 && !same_term && absl::SimpleAtoi(rows[0][0], &leader.term)) {
+    leader.address = rows[0][2];
+    return absl::AbortedError(absl::StrCat(connection.name(), ": ", LeaderText(leader),
+                                           "; this one, of term ", term_,
+                                           ", was replaced and commits nothing"));
   }
   return absl::DataLossError(absl::StrCat(connection.name(), ": table cadre_leader lacks ",
                                           "transactions of term ", term_,
@@ -243,10 +266,10 @@ absl::Status PostgresStore::ExplainUnchanged(Connection& connection) {
 
 absl::Status PostgresStore::CopyTo(const std::string& path) {
   // One statement reads one state.
-  CADRE_ASSIGN_OR_RETURN(Rows rows, Retry([](Connection& connection) {
-                           return connection.Run("SELECT key, value FROM cadre_record", {},
-                                                 kScanTimeout);
-                         }));
+  CADRE_ASSIGN_OR_RETURN(
+      Rows rows, Retry([](Connection& connection) {
+        return connection.Run({"copy", "SELECT key, value FROM cadre_record"}, {}, kScanTimeout);
+      }));
   // Not through a link that another user has made.
   const int created = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (created < 0) return ErrnoStatus(errno, "create", path);

@@ -35,19 +35,22 @@ class PostgresStore final : public Store {
     absl::Duration patience = absl::Seconds(5);
   };
 
-  // Connects, and creates the tables if the database has none. Errors: those of
+  // Connects, once, and creates the tables if the database has none. Errors: those of
   // PostgresConnection; FailedPrecondition for tables that a newer Cadre has made.
   static absl::StatusOr<std::unique_ptr<PostgresStore>> Open(Options options);
 
-  // The term of the leader that BeginEpoch replaces, as read from the row.
-  void Replace(uint64_t term) { term_ = term; }
+  // The term and the beat of the leader that BeginEpoch replaces, as read from the row.
+  void Replace(uint64_t term, uint64_t beat) {
+    term_ = term;
+    beat_ = beat;
+  }
 
   absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) override;
   absl::StatusOr<std::map<std::string, std::string>> Scan(absl::string_view prefix) override;
   // Errors also: Aborted if another coordinator leads.
   absl::Status Commit(const std::vector<Op>& ops) override;
   // Takes the lead from the term that Replace has named, or from the own one. Errors also: Aborted
-  // if another coordinator has taken it.
+  // if another coordinator has taken it, or the leader has changed the row since it was read.
   absl::StatusOr<uint64_t> BeginEpoch(uint64_t above, absl::Time now) override;
   // The copy is the file of an SqliteStore.
   absl::Status CopyTo(const std::string& path) override;
@@ -60,6 +63,7 @@ class PostgresStore final : public Store {
 
   explicit PostgresStore(Options options) : options_(std::move(options)) {}
 
+  absl::Status Connect();
   absl::Status CreateTables(PostgresConnection& connection);
   // Calls `run` with a connection, again with a new one after errors that pass, within the
   // patience.
@@ -72,6 +76,8 @@ class PostgresStore final : public Store {
   std::unique_ptr<PostgresConnection> connection_;
   // The own term after BeginEpoch, and the number of its last transaction.
   uint64_t term_ = 0;
+  // The beat of the leader that is replaced.
+  uint64_t beat_ = 0;
   uint64_t sequence_ = 0;
 };
 

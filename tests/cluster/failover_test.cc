@@ -66,6 +66,13 @@ constexpr Fault kFaults[] = {Fault::kPaused, Fault::kTerminated, Fault::kKilled,
 constexpr absl::Duration kGapOfADefect = absl::Seconds(15);
 constexpr absl::Duration kMeasuredGap = absl::Seconds(3);
 
+// A second for each of the six members.
+constexpr char kSlowRecords[] = R"(
+  CREATE FUNCTION slow(key text) RETURNS boolean LANGUAGE plpgsql COST 10000 AS $$
+    BEGIN IF key LIKE 'member/%' THEN PERFORM pg_sleep(1); END IF; RETURN true; END $$;
+  ALTER TABLE cadre_record RENAME TO all_records;
+  CREATE VIEW cadre_record AS SELECT key, value FROM all_records WHERE slow(key);)";
+
 int Kills() {
   int kills = kKills;
   const char* const text = getenv("CADRE_FAILOVER_KILLS");
@@ -216,6 +223,17 @@ TEST_F(FailoverTest, RunGoesOnWhenLeadersFail) {
   EXPECT_LT(median, measured ? kMeasuredGap : kGapOfADefect) << "longest " << gaps.back();
 }
 
+// To read the records takes longer than a standby waits for a beat of the leader.
+TEST_F(FailoverTest, LeaderBeatsWhileItStarts) {
+  server_->Psql(kSlowRecords);
+  const Leader leader = AwaitLeader(0);
+  const std::string name = NameOf(leader);
+  const uint32_t version = AwaitVersion(0);
+  cluster_.Kill(name);
+  ASSERT_THAT(cluster_.StartCoordinator(name, server_->Url()), IsOk());
+  EXPECT_GE(AwaitVersion(version + 2), version + 2);
+}
+
 TEST_F(FailoverTest, RunGoesOnWhenTheDatabaseIsRestarted) {
   const std::map<uint32_t, uint32_t> generations = Generations();
   for (int i = 0; i < 3; ++i) {
@@ -225,6 +243,14 @@ TEST_F(FailoverTest, RunGoesOnWhenTheDatabaseIsRestarted) {
     AwaitVersion(version + 2);
   }
   ExpectNothingLost(generations);
+}
+
+TEST(WaitingCoordinatorTest, EndsWhileItWaitsForTheDatabase) {
+  Cluster cluster;
+  // Nothing listens on this port.
+  ASSERT_THAT(cluster.StartCoordinator(kFirst, "postgresql://user@127.0.0.1:1/cadre"), IsOk());
+  cluster.Signal(kFirst, SIGTERM);
+  EXPECT_EQ(cluster.process(kFirst).WaitUntil(absl::Now() + kLong), Ending());
 }
 
 // The coordinator before had a clock that was ten minutes ahead.

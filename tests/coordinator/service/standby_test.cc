@@ -65,13 +65,35 @@ TEST_F(StandbyTest, MembersFollowTheLead) {
   EXPECT_TRUE(member.AwaitConnections(3));
 }
 
+// The loop may wait for its store when the lead is lost.
+TEST_F(StandbyTest, StreamsEndBeforeTheLoop) {
+  FakeMember member(coordinator_->address(), "alpha");
+  absl::Notification blocked;
+  absl::Notification ends;
+  std::thread query([&] {
+    coordinator_->service()
+        .Read(
+            [&](const Machine&, absl::Time) {
+              blocked.Notify();
+              ends.WaitForNotification();
+            },
+            kLimit)
+        .IgnoreError();
+  });
+  blocked.WaitForNotification();
+  std::thread stand_by([&] { coordinator_->service().StandBy("another one leads"); });
+  EXPECT_TRUE(member.AwaitDisconnection());
+  ends.Notify();
+  stand_by.join();
+  query.join();
+}
+
 TEST_F(StandbyTest, WaitingCallsEndWithTheLead) {
   FakeMember member(coordinator_->address(), "alpha");
   absl::Notification watching;
   absl::Status watched;
   std::thread watch([&] {
-    watched = CoordinatorClient(
-                  {.coordinator = coordinator_->address(), .dial_timeout = kDial})
+    watched = CoordinatorClient({.coordinator = coordinator_->address(), .dial_timeout = kDial})
                   .Watch("", absl::Now() + kLimit, [&](const v1::WatchUpdate&) {
                     if (!watching.HasBeenNotified()) watching.Notify();
                     return true;

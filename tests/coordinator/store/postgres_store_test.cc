@@ -3,6 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -10,6 +13,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "coordinator/service/backup.h"
 #include "coordinator/store/keys.h"
@@ -38,6 +42,22 @@ Store::Op EraseBelow(const std::string& prefix) {
   return {Store::Op::Kind::kErasePrefix, prefix, ""};
 }
 
+// The store is opened once, and the row has limits for a leader that must notice early that it is
+// late; a busy host may exceed them.
+constexpr absl::Duration kPatience = absl::Minutes(1);
+template <typename Call>
+auto Patiently(Call call) {
+  const absl::Time until = absl::Now() + kPatience;
+  auto result = call();
+  while (absl::IsUnavailable(StatusOf(result)) && absl::Now() < until) result = call();
+  return result;
+}
+Leader ReadPatiently(LeaderRow& row) {
+  const auto leader = Patiently([&] { return row.Read(); });
+  EXPECT_THAT(leader, IsOk());
+  return leader.value_or(Leader());
+}
+
 class PostgresStoreTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -50,17 +70,24 @@ class PostgresStoreTest : public ::testing::Test {
   }
 
   static absl::StatusOr<std::unique_ptr<PostgresStore>> Open(const std::string& instance = "one") {
-    return PostgresStore::Open({.url = server_->Url(),
-                                .instance = instance,
-                                .address = instance + ":7000",
-                                // The server may need long to start on a busy host.
-                                .patience = absl::Minutes(1)});
+    return Patiently([&] {
+      return PostgresStore::Open({.url = server_->Url(),
+                                  .instance = instance,
+                                  .address = instance + ":7000",
+                                  // The server may need long to start on a busy host.
+                                  .patience = absl::Minutes(1)});
+    });
+  }
+  // What a standby does that has read the row.
+  static void Replace(PostgresStore& store, uint64_t term) {
+    LeaderRow row(server_->Url(), "reader");
+    store.Replace(term, ReadPatiently(row).beat);
   }
   // Opens the store and takes the lead after this term.
   static std::unique_ptr<PostgresStore> Lead(const std::string& instance, uint64_t after) {
     auto store = Open(instance);
     EXPECT_THAT(store, IsOk());
-    (*store)->Replace(after);
+    Replace(**store, after);
     const auto term = (*store)->BeginEpoch(after, absl::Now());
     EXPECT_THAT(term, IsOk());
     EXPECT_EQ(*term, after + 1);
@@ -110,7 +137,7 @@ TEST_F(PostgresStoreTest, ReplacedLeaderCommitsNothing) {
   const auto current = Lead("new", 1);
   EXPECT_THAT(old->Commit({Put("key", "late"), EraseBelow("k")}),
               IsError(absl::StatusCode::kAborted,
-                      "the coordinator at new:7000 leads in term 2; this one, of term 1"));
+                      "the coordinator at new:7000 leads since term 2; this one, of term 1"));
   EXPECT_EQ(current->Get("key").value(), "old");
   EXPECT_THAT(current->Commit({Put("key", "new")}), IsOk());
 }
@@ -121,11 +148,77 @@ TEST_F(PostgresStoreTest, OneOfTwoStandbysTakesTheLead) {
   const auto second = Open("second");
   ASSERT_THAT(first, IsOk());
   ASSERT_THAT(second, IsOk());
-  (*first)->Replace(1);
-  (*second)->Replace(1);
+  Replace(**first, 1);
+  Replace(**second, 1);
   EXPECT_EQ((*first)->BeginEpoch(0, absl::Now()).value(), 2u);
   EXPECT_THAT((*second)->BeginEpoch(0, absl::Now()),
               IsError(absl::StatusCode::kAborted, "another coordinator has taken the lead"));
+}
+
+// A standby that was paused after it had read the row.
+TEST_F(PostgresStoreTest, LeaderThatBeatsIsNotReplaced) {
+  const auto leader = Lead("leader", 0);
+  const auto standby = Open("standby");
+  ASSERT_THAT(standby, IsOk());
+  Replace(**standby, 1);
+  LeaderRow row(server_->Url(), "leader");
+  EXPECT_THAT(Patiently([&] { return row.Beat(); }), IsOk());
+  EXPECT_THAT((*standby)->BeginEpoch(0, absl::Now()),
+              IsError(absl::StatusCode::kAborted, "the coordinator of term 1 leads on"));
+  EXPECT_EQ(leader->BeginEpoch(0, absl::Now()).value(), 2u) << "the leader may begin a term";
+}
+
+// The statement that took the lead was carried out, but its answer was lost.
+TEST_F(PostgresStoreTest, LeadThatWasTakenIsAdopted) {
+  const auto store = Open("one");
+  ASSERT_THAT(store, IsOk());
+  Replace(**store, 0);
+  server_->Psql("UPDATE cadre_leader SET term = 8, sequence = 0, instance = 'one'");
+  EXPECT_EQ((*store)->BeginEpoch(7, absl::Now()).value(), 8u);
+  EXPECT_THAT((*store)->Commit({Put("key", "1")}), IsOk());
+  Replace(**store, 0);
+  EXPECT_THAT((*store)->BeginEpoch(7, absl::Now()), IsError(absl::StatusCode::kAborted, "term 0"))
+      << "a term with transactions is not begun again";
+}
+
+// Statements that wait for a lock end on the server as well.
+TEST_F(PostgresStoreTest, ServerEndsStatementsThatWaitForALock) {
+  const auto store = Lead("one", 0);
+  auto locker = PostgresConnection::Connect(server_->Url(), kPatience);
+  auto waiter = PostgresConnection::Connect(server_->Url(), kPatience);
+  ASSERT_THAT(locker, IsOk());
+  ASSERT_THAT(waiter, IsOk());
+  ASSERT_THAT((*locker)->RunAll({"lock", "BEGIN; LOCK TABLE cadre_leader"}, kPatience), IsOk());
+  EXPECT_THAT((*waiter)->Run({"wait", "SELECT address FROM cadre_leader"}, {}, absl::Seconds(1)),
+              IsError(absl::StatusCode::kUnavailable, "database cadre"));
+  const absl::Time until = absl::Now() + kPatience;
+  const auto waiting = [] {
+    return server_->Psql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'");
+  };
+  while (waiting() != "0" && absl::Now() < until) absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_EQ(waiting(), "0");
+}
+
+// The first host accepts connections and does not answer; the second one is the server.
+TEST_F(PostgresStoreTest, HostThatHangsLeavesTimeForTheNext) {
+  const int hanging = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(bind(hanging, any, size), 0);
+  ASSERT_EQ(listen(hanging, 8), 0);
+  ASSERT_EQ(getsockname(hanging, any, &size), 0);
+  const std::string server(absl::StripPrefix(server_->Url(), "postgresql://cadre:very-secret@"));
+  const auto connection = PostgresConnection::Connect(
+      absl::StrCat("postgresql://cadre:very-secret@127.0.0.1:", ntohs(address.sin_port), ",",
+                   server),
+      absl::Seconds(10));
+  close(hanging);
+  ASSERT_THAT(connection, IsOk());
+  EXPECT_EQ((*connection)->name(),
+            absl::StrCat("database cadre at ", absl::StripSuffix(server, "/cadre")));
 }
 
 // Members may know epochs of a coordinator with another store.
@@ -135,21 +228,6 @@ TEST_F(PostgresStoreTest, LeaderBeginsAnEpochAboveThatOfAMember) {
   EXPECT_EQ(store->BeginEpoch(1'800'000'000'000, absl::Now()).value(), 1'800'000'000'001u);
   EXPECT_THAT(store->Commit({Put("key", "2")}), IsOk());
   EXPECT_EQ(store->Get("key").value(), "2");
-}
-
-// The row has limits for a leader that must notice early that it is late; a busy host may exceed
-// them.
-template <typename Call>
-auto Patiently(Call call) {
-  const absl::Time until = absl::Now() + absl::Minutes(1);
-  auto result = call();
-  while (absl::IsUnavailable(StatusOf(result)) && absl::Now() < until) result = call();
-  return result;
-}
-Leader ReadPatiently(LeaderRow& row) {
-  const auto leader = Patiently([&] { return row.Read(); });
-  EXPECT_THAT(leader, IsOk());
-  return leader.value_or(Leader());
 }
 
 TEST_F(PostgresStoreTest, BeatsOfTheLeader) {
@@ -207,10 +285,12 @@ TEST_F(PostgresStoreTest, RepeatedTransactionChangesNothing) {
 }
 
 TEST_F(PostgresStoreTest, ServerThatIsAwayIsNamed) {
-  auto store = PostgresStore::Open({.url = server_->Url(),
-                                    .instance = "one",
-                                    .address = "one:1",
-                                    .patience = absl::Milliseconds(300)});
+  auto store = Patiently([&] {
+    return PostgresStore::Open({.url = server_->Url(),
+                                .instance = "one",
+                                .address = "one:1",
+                                .patience = absl::Milliseconds(300)});
+  });
   ASSERT_THAT(store, IsOk());
   server_->Stop();
   const absl::Time begin = absl::Now();
@@ -223,7 +303,8 @@ TEST_F(PostgresStoreTest, ServerThatIsAwayIsNamed) {
 
 TEST_F(PostgresStoreTest, RefusalsNameTheRemedyAndNoPassword) {
   const auto refusal = [](const std::string& url) {
-    const auto opened = PostgresStore::Open({.url = url, .instance = "i", .address = "a:1"});
+    const auto opened = Patiently(
+        [&] { return PostgresStore::Open({.url = url, .instance = "i", .address = "a:1"}); });
     EXPECT_FALSE(opened.ok());
     EXPECT_THAT(opened.status().message(), Not(HasSubstr("secret"))) << url;
     return opened.status();
@@ -231,6 +312,10 @@ TEST_F(PostgresStoreTest, RefusalsNameTheRemedyAndNoPassword) {
   EXPECT_THAT(refusal(server_->Url("cadre", "other-secret")),
               IsError(absl::StatusCode::kPermissionDenied, "PGPASSFILE"));
   EXPECT_THAT(refusal(server_->Url("absent")), IsError(absl::StatusCode::kNotFound, "createdb"));
+  for (const char* url : {"postgresql://u:a@secret@127.0.0.1/db", "postgresql://u:a/secret@h/db",
+                          "postgresql://u:secret/a@h/db", "postgresql://u:secret/a?b@h/db"}) {
+    EXPECT_THAT(refusal(url), IsError(absl::StatusCode::kInvalidArgument, "the store's address"));
+  }
   EXPECT_THAT(refusal("postgresql://[secret"),
               IsError(absl::StatusCode::kInvalidArgument, "postgresql://[USER@]HOST"));
   ASSERT_THAT(Open(), IsOk());
