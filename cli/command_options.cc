@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/rpc/address_list.h"
 #include "base/status.h"
 #include "proto/enum_text.h"
 
@@ -164,6 +165,8 @@ absl::StatusOr<Credentials> CredentialsOf(const GlobalOptions& options) {
 absl::StatusOr<std::unique_ptr<CoordinatorClient>> MakeClient(const GlobalOptions& options) {
   CoordinatorClient::Options client;
   CADRE_ASSIGN_OR_RETURN(client.credentials, CredentialsOf(options));
+  const absl::Status listed = CheckAddresses("--coordinator", options.coordinator);
+  if (!listed.ok()) return UsageError(listed.message());
   client.coordinator = options.coordinator;
   if (options.timeout) client.timeout = *options.timeout;
   if (options.timeout) client.dial_timeout = std::min(client.dial_timeout, *options.timeout);

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/rpc/address_list.h"
 #include "base/rpc/credentials.h"
 #include "base/status.h"
 #include "coordinator/client/coordinator_client.h"
@@ -151,7 +152,8 @@ cadre_client* cadre_client_open(const char* coordinator, const char* tls, int32_
   auto* const client = new cadre_client;
   auto credentials = cadre::Credentials::FromFlags(tls == nullptr ? "" : tls, insecure != 0);
   client->status = credentials.status();
-  if (credentials.ok()) {
+  if (credentials.ok()) client->status = cadre::CheckAddresses("coordinator", coordinator);
+  if (client->status.ok()) {
     client->credentials = *std::move(credentials);
     client->coordinator =
         std::make_unique<cadre::CoordinatorClient>(cadre::CoordinatorClient::Options{

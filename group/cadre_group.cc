@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/rpc/address_list.h"
 #include "base/rpc/credentials.h"
 #include "base/status.h"
 #include "coordinator/client/coordinator_client.h"
@@ -131,7 +132,10 @@ cadre_group* cadre_group_open(const cadre_group_options* options) {
                                                      : absl::InfiniteDuration();
   auto credentials = cadre::Credentials::FromFlags(OrEmpty(options->tls), options->insecure != 0,
                                                    cadre::Role::kWorker);
-  if (credentials.ok()) {
+  const absl::Status listed = cadre::CheckAddresses("coordinator", member.coordinator);
+  if (!listed.ok()) {
+    group->Fail(listed);
+  } else if (credentials.ok()) {
     member.credentials = *std::move(credentials);
     member.name = options->name != nullptr
                       ? options->name

@@ -11,6 +11,7 @@
 #include "base/peer_text.h"
 #include "base/program_flags.h"
 #include "base/rooted_files.h"
+#include "base/rpc/address_list.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/notify.h"
 #include "base/status.h"
@@ -76,6 +77,10 @@ std::string WrongFlag() {
     return std::string(named.message());
   }
   if (FLAGS_coordinator.empty()) return "--coordinator is required: host:port";
+  if (const absl::Status listed = cadre::CheckAddresses("--coordinator", FLAGS_coordinator);
+      !listed.ok()) {
+    return std::string(listed.message());
+  }
   if (FLAGS_disk_threads < 1 || FLAGS_disk_threads > 256) return "--disk-threads must be 1 .. 256";
   if (FLAGS_max_streams < 1 || FLAGS_max_streams > 4096) return "--max-streams must be 1 .. 4096";
   return std::string(cadre::CheckServerFlags().message());

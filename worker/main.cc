@@ -26,6 +26,7 @@
 #include "base/peer_text.h"
 #include "base/program_flags.h"
 #include "base/rooted_files.h"
+#include "base/rpc/address_list.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/notify.h"
 #include "base/status.h"
@@ -243,6 +244,7 @@ int LoaderThreads() {
 
 absl::Status CheckFlags() {
   CADRE_RETURN_IF_ERROR(ReadPreemptionSeconds());
+  CADRE_RETURN_IF_ERROR(cadre::CheckAddresses("--coordinator", FLAGS_coordinator));
   if (FLAGS_drain_timeout < 0) {
     return UsageError("--drain-timeout=%d must not be negative", FLAGS_drain_timeout);
   }

@@ -4,10 +4,8 @@
 #include <netinet/in.h>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 
 namespace cadre {
 
@@ -21,13 +19,6 @@ absl::StatusOr<HostPort> SplitHostPort(absl::string_view text, absl::string_view
   }
   result.host = std::string(text.substr(0, colon));
   return result;
-}
-
-std::vector<std::string> SplitAddresses(absl::string_view list) {
-  std::vector<std::string> addresses = absl::StrSplit(list, ',', absl::SkipWhitespace());
-  for (std::string& address : addresses) absl::StripAsciiWhitespace(&address);
-  if (addresses.empty()) addresses.emplace_back(list);
-  return addresses;
 }
 
 // All of 127.0.0.0/8 is local.

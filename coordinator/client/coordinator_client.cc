@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/protocol.h"
+#include "base/rpc/address_list.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
-#include "base/rpc/host_port.h"
 #include "base/rpc/no_answer.h"
 #include "base/status.h"
 

@@ -26,9 +26,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/rpc/address_list.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
-#include "base/rpc/host_port.h"
 #include "base/rpc/no_answer.h"
 #include "proto/enum_text.h"
 
@@ -204,7 +204,9 @@ absl::Status MembershipClient::ReadOneStream() {
     last_end_ = std::string(status.message());
   }
   if (!welcomed) return status;
-  LOG(INFO) << "stream to the coordinator ended: " << status;
+  // Without payloads.
+  LOG(INFO) << "stream to the coordinator ended: "
+            << status.ToString(absl::StatusToStringMode::kWithNoExtraData);
   if (options_.on_connection) options_.on_connection(false);
   return absl::OkStatus();
 }

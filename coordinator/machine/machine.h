@@ -12,8 +12,8 @@
 //   - Send and Disconnect actions of one connection are carried out in order.
 //   - `now` never decreases. Handle(Tick{}) is called no later than NextDeadline().
 //   - After a BeginAgain, and after a restart, the driver creates a new Machine and calls Restore
-//   with all records of the
-//     store (coordinator/store/keys.h names the keys); members open new streams.
+//     with all records of the store (coordinator/store/keys.h names the keys); members open new
+//     streams.
 // Guarantees: equal sequences of calls produce equal sequences of actions.
 //
 //   Machine machine(options);

@@ -46,11 +46,11 @@ def _read(path: os.PathLike) -> str:
 
 
 class Client:
-    """A client of the coordinator at `coordinator` ("host:port", or several separated by commas, of which one leads).
+    """A client of the coordinator.
 
-    `tls` is a folder with the certificate of an operator or, for status alone, of a viewer;
-    `insecure` turns TLS off. Methods raise CadreError with the coordinator's reason. Not
-    thread-safe.
+    `coordinator` is "host:port", or several of them separated by commas, of which one leads. `tls`
+    is a folder with the certificate of an operator or, for status alone, of a viewer; `insecure`
+    turns TLS off. Methods raise CadreError with the coordinator's reason. Not thread-safe.
     """
 
     def __init__(self, coordinator: str, *, tls: str | None = None, insecure: bool = False) -> None:

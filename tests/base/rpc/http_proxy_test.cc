@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/rpc/address_list.h"
 #include "base/rpc/credentials.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/grpc_channel.h"
@@ -81,6 +82,15 @@ TEST(HostPortTest, Parts) {
   for (const char* text : {"", ":80", "host", "host:x", "host:-1", "host:65536"}) {
     EXPECT_THAT(SplitHostPort(text, "the address"),
                 IsError(kInvalidArgument, absl::StrCat("the address '", text, "'")));
+  }
+}
+
+TEST(HostPortTest, ListsHaveNoEmptyAddress) {
+  EXPECT_TRUE(CheckAddresses("--coordinator", "a:1").ok());
+  EXPECT_TRUE(CheckAddresses("--coordinator", "a:1, b:2").ok());
+  for (const char* list : {"", ",", "a:1,", ",a:1", "a:1,,b:2", "a:1, "}) {
+    EXPECT_THAT(CheckAddresses("--coordinator", list),
+                IsError(kInvalidArgument, absl::StrCat("--coordinator '", list, "' has an empty")));
   }
 }
 

@@ -34,6 +34,9 @@ TEST(MemberTextTest, Hello) {
   hello.clear_address();
   hello.mutable_reservation()->set_program("a\nI1126 stream 1 ended");
   EXPECT_THAT(LimitText(message), IsError(kInvalid, "hello.reservation.program 'a\\nI1126"));
+  // A key of the store contains it, and a database's texts have no zero byte.
+  hello.mutable_reservation()->set_program(std::string("a\0b", 3));
+  EXPECT_THAT(LimitText(message), IsError(kInvalid, "hello.reservation.program 'a\\x00b'"));
   hello.mutable_reservation()->clear_program();
   hello.mutable_reservation()->set_run(std::string(301, 'a'));
   EXPECT_THAT(LimitText(message), IsError(kInvalid, "hello.reservation.run has 301 bytes"));
