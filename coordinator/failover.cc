@@ -73,7 +73,6 @@ absl::StatusOr<bool> Failover::AwaitLead() {
   LeaderWatch watch;
   std::string shown;
   while (true) {
-    // Not afterwards: a pause of this process must not count as one of the leader.
     const absl::Time begin = clock.Now();
     const absl::StatusOr<Leader> leader = row_.Read();
     if (!leader.ok() && !absl::IsUnavailable(leader.status())) return leader.status();
@@ -81,7 +80,7 @@ absl::StatusOr<bool> Failover::AwaitLead() {
     if (!leader.ok()) {
       watch.OnUnreadable();
       text = absl::StrCat("this coordinator is a standby: ", leader.status().message());
-    } else if (watch.OnRead(*leader, begin)) {
+    } else if (watch.OnRead(*leader, begin, clock.Now())) {
       store_->Replace(leader->term, leader->beat);
       replaced_term_ = leader->term;
       return true;

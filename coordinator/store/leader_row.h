@@ -40,14 +40,15 @@ std::string LeaderText(const Leader& leader);
 // compared. Pure.
 class LeaderWatch {
  public:
-  // The row was read at `now` or later. Returns whether the leader is gone.
-  bool OnRead(const Leader& leader, absl::Time now) {
+  // The row was read between `begin` and `end`. Returns whether the leader is gone. A pause of the
+  // standby, or a slow database, between the two counts as no time without a beat.
+  bool OnRead(const Leader& leader, absl::Time begin, absl::Time end) {
     if (leader.instance.empty()) return true;
-    if (!seen_ || leader.term != term_ || leader.beat != beat_) since_ = now;
+    if (!seen_ || leader.term != term_ || leader.beat != beat_) since_ = end;
     seen_ = true;
     term_ = leader.term;
     beat_ = leader.beat;
-    return now - since_ >= kLeaderTimeout;
+    return begin - since_ >= kLeaderTimeout;
   }
   // The row could not be read: nor could the leader change it, perhaps.
   void OnUnreadable() { seen_ = false; }

@@ -8,8 +8,13 @@ namespace {
 
 class LeaderWatchTest : public ::testing::Test {
  protected:
-  bool Read(uint64_t term, uint64_t beat) {
-    return watch_.OnRead({.term = term, .beat = beat, .instance = "i", .address = "a:1"}, now_);
+  bool Read(uint64_t term, uint64_t beat) { return Read(term, beat, absl::ZeroDuration()); }
+  // The reading takes this long.
+  bool Read(uint64_t term, uint64_t beat, absl::Duration takes) {
+    const absl::Time begin = now_;
+    now_ += takes;
+    return watch_.OnRead({.term = term, .beat = beat, .instance = "i", .address = "a:1"}, begin,
+                         now_);
   }
 
   absl::Time now_ = absl::FromUnixSeconds(1000);
@@ -38,7 +43,14 @@ TEST_F(LeaderWatchTest, NewTermIsAnotherLeader) {
 }
 
 TEST_F(LeaderWatchTest, LeaderThatHasEndedIsGone) {
-  EXPECT_TRUE(watch_.OnRead({.term = 3, .beat = 9}, now_));
+  EXPECT_TRUE(watch_.OnRead({.term = 3, .beat = 9}, now_, now_));
+}
+
+// The standby was paused, or the database was slow.
+TEST_F(LeaderWatchTest, TimeOfAReadingDoesNotCount) {
+  EXPECT_FALSE(Read(1, 7, kLeaderTimeout * 10));
+  EXPECT_FALSE(Read(1, 7, kLeaderTimeout * 10)) << "the row may be as old as the reading's begin";
+  EXPECT_TRUE(Read(1, 7));
 }
 
 // While the database is away, the leader cannot change the row either.
