@@ -1,25 +1,22 @@
 // cadre-coordinator: opens the store and serves until SIGTERM.
 #include <gflags/gflags.h>
 #include <glog/logging.h>
-#include <stdlib.h>
 
-#include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/daemon/program.h"
 #include "base/daemon/server_flags.h"
 #include "base/file_limit.h"
-#include "base/file_system.h"
 #include "base/program_flags.h"
 #include "base/protocol.h"
 #include "base/rpc/certificate_metrics.h"
@@ -229,33 +226,15 @@ Loop::Options ServiceOptions(const Planning& planning, Failure& failure) {
   return options;
 }
 
-// A folder that only this process uses, removed with the object.
-class PrivateFolder {
- public:
-  explicit PrivateFolder(std::string path) : path_(std::move(path)) {}
-  PrivateFolder(const PrivateFolder&) = delete;
-  PrivateFolder& operator=(const PrivateFolder&) = delete;
-  ~PrivateFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-
-  static absl::StatusOr<std::unique_ptr<PrivateFolder>> Make() {
-    std::string path = std::filesystem::temp_directory_path() / "cadre-coordinator-XXXXXX";
-    if (mkdtemp(path.data()) == nullptr) return ErrnoStatus(errno, "create", path);
-    return std::make_unique<PrivateFolder>(std::move(path));
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  const std::string path_;
-};
-
-// `folder` receives the backups of a shared database.
-Failover::Options FailoverOptions(const Daemon& daemon, const std::string& folder) {
+// The folder of temporary files receives the backups of a shared database, under a name that other
+// users cannot predict.
+Failover::Options FailoverOptions(const Daemon& daemon) {
+  std::random_device entropy;
+  const std::string name = absl::StrFormat("cadre-coordinator-%08x%08x%08x%08x.backup", entropy(),
+                                           entropy(), entropy(), entropy());
   return {.url = FLAGS_store,
           .address = FLAGS_advertise.empty() ? daemon.address() : FLAGS_advertise,
-          .backup_path = folder + "/backup",
+          .backup_path = std::filesystem::temp_directory_path() / name,
           .wait = [](absl::Duration limit) { return WaitForTermination(limit) != 0; }};
 }
 
@@ -273,12 +252,9 @@ absl::Status ServeUntilEnd(Failover* failover) {
 
 absl::Status Serve(const Credentials& credentials) {
   std::unique_ptr<SqliteStore> file;
-  std::unique_ptr<PrivateFolder> folder;
   std::optional<Failover> failover;
   const bool shared = IsPostgresUrl(FLAGS_store);
-  if (shared) {
-    CADRE_ASSIGN_OR_RETURN(folder, PrivateFolder::Make());
-  } else {
+  if (!shared) {
     CADRE_ASSIGN_OR_RETURN(file, SqliteStore::Open({.path = FLAGS_store}));
   }
   const MeasuredPlanning planning;
@@ -294,7 +270,7 @@ absl::Status Serve(const Credentials& credentials) {
   CADRE_ASSIGN_OR_RETURN(auto dashboard, StartDashboard(service));
   LOG(INFO) << "listening on " << daemon->address() << ", store "
             << (shared ? "in a shared database" : FLAGS_store);
-  if (shared) failover.emplace(FailoverOptions(*daemon, folder->path()), service);
+  if (shared) failover.emplace(FailoverOptions(*daemon), service);
   const absl::Status served = ServeUntilEnd(failover.has_value() ? &*failover : nullptr);
   LOG(INFO) << "stopping";
   metrics.reset();
