@@ -38,4 +38,12 @@ EQUIVALENT = (
                "the first page begins before run 1, because no run has the number 0"),
     Equivalent("member/state_vault.cc", "int64_t received = 0;", "0", "1",
                "one more value at the end of the memory of a snapshot, which no position refers to"),
+    Equivalent("base/stream_slots.cc", "by_peer_.erase(found)", "by_peer_.erase(found);", ";",
+               "a number of 0 is the same as none"),
+    Equivalent("coordinator/cluster/worker_counts.cc", "counts.erase(key)", "counts.erase(key);", ";",
+               "a number of 0 is the same as none"),
+    Equivalent("coordinator/machine/machine.cc", "const uint64_t number = (uint64_t{", "32", "33",
+               "numbers of traces of different starts differ as well"),
+    Equivalent("coordinator/run/round_screening.cc", "if (!screen ||", "false", "true",
+               "SendApplies sends nothing to shards that have applied the attempt, and Advance finishes the commit"),
 )
