@@ -4,6 +4,8 @@
 
 #include <optional>
 
+#include "tests/base/expect.h"
+
 namespace cadre {
 namespace {
 
@@ -139,6 +141,18 @@ TEST_F(RankProtocolTest, OpaqueModelBeginsWithTheValuesOfAGroup) {
   EXPECT_EQ(Expect<P::Pull>(P::Decided{Version(1, 0, 4)}).version, 1U);
   EXPECT_EQ(Expect<P::Train>(P::Pulled{.digest = 77}).until, 4U);
   EXPECT_FALSE(Expect<P::Stage>(P::Trained{}).initial);
+  Expect<P::AwaitDecision>(P::Staged{});
+  EXPECT_EQ(Sent<v1::Contributed>().samples(), 4U * 8U);
+}
+
+TEST_F(RankProtocolTest, FirstContributionHasTheSamplesOfItsSteps) {
+  P::Started started;
+  started.start.set_digest(77);
+  started.start.set_next_step(4);
+  Expect<P::Train>(started);
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  EXPECT_EQ(Sent<v1::Contributed>().samples(), 4U * 8U);
 }
 
 TEST_F(RankProtocolTest, ProgramsPullVersionZero) {
@@ -162,7 +176,8 @@ TEST_F(RankProtocolTest, WrongDigestIsReportedAndEndsTheGeneration) {
   Expect<P::Stage>(P::Trained{});
   Expect<P::AwaitDecision>(P::Staged{});
   Expect<P::Pull>(P::Decided{Version(3, 24, 28)});
-  EXPECT_TRUE(absl::IsDataLoss(Expect<P::Fail>(P::Pulled{.digest = 78}).status));
+  EXPECT_THAT(Expect<P::Fail>(P::Pulled{.digest = 78}).status,
+              IsError(kDataLoss, "version 3 as pulled has digest "));
   EXPECT_EQ(Sent<v1::Adopted>().digest(), 78U);
 }
 

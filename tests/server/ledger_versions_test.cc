@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/ledger_run.h"
+#include "tests/base/expect.h"
 #include "tests/server/ledger_fixture.h"
 
 namespace cadre::testing {
@@ -194,7 +196,9 @@ TEST_F(LedgerTest, PullRefusesByName) {
 
 TEST_F(LedgerTest, ClosedRunOnlyServesPulls) {
   const StageGrant grant = StageAll({}, 0, 15);
+  EXPECT_FALSE(ledger_.States()[0].closed());
   EXPECT_THAT(ledger_.CloseRun(run_.run), ElementsAre(grant.key));
+  EXPECT_TRUE(ledger_.States()[0].closed());
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_CLOSED_ROUND);
   EXPECT_EQ(RefusalIn(ledger_.BeginApply(MakeApply(run_, 1, {{}}))), v1::REFUSAL_CLOSED_ROUND);
   EXPECT_TRUE(std::holds_alternative<PullGrant>(ledger_.Pull(PullOf(run_, 0, 0, 15))));
@@ -220,6 +224,9 @@ TEST_F(LedgerTest, HollowShardIsRestoredFromContributions) {
   EXPECT_THAT(opened.discarded, ElementsAre(0u, 1u));
   EXPECT_THAT(opened.dropped, ElementsAre(old.key));
   EXPECT_EQ(opened.hollow, 4u);
+  EXPECT_EQ(RefusalIn(ledger_.BeginApply(MakeApply(run_, 4, {{}}))), v1::REFUSAL_CLOSED_ROUND)
+      << "the version of that round exists, although this shard has lost it";
+  EXPECT_EQ(RefusalIn(ledger_.BeginApply(MakeApply(run_, 6, {{}}))), v1::REFUSAL_WRONG_BASE);
   EXPECT_THAT(ledger_.States(), IsEmpty());
 
   const auto try_later = [&](const auto& decision) {
@@ -381,6 +388,22 @@ TEST(LedgerRestoreTest, ClosedRunStaysClosed) {
   EXPECT_EQ(RefusalIn(ledger.Stage(Header(run, {.round = 5}, 0, 15, kChunk))),
             v1::REFUSAL_CLOSED_ROUND);
   EXPECT_TRUE(std::holds_alternative<PullGrant>(ledger.Pull(PullOf(run, 4, 0, 15))));
+}
+
+// What an order needs beside the contributions.
+TEST(LedgerOrderTest, OrdersThatRequireTheVersionBefore) {
+  const auto requires_before = [](const std::string& text) {
+    return RequiresBefore(Parse<v1::Apply>(text));
+  };
+  EXPECT_FALSE(requires_before("participants { group: 1 }")) << "a mean";
+  EXPECT_TRUE(requires_before("participants { group: 1 } participants { group: 2 scale: 0.5 }"));
+  EXPECT_TRUE(requires_before("restores: 0"));
+  EXPECT_TRUE(requires_before("outer {}"));
+  EXPECT_TRUE(requires_before("down {}"));
+  EXPECT_TRUE(requires_before("up {}"));
+  EXPECT_TRUE(requires_before("fragment: 1"));
+  EXPECT_FALSE(requires_before("up {} fragment: 1 seed: true")) << "a seed is a whole version";
+  EXPECT_TRUE(requires_before("outer {} seed: true"));
 }
 
 }  // namespace
