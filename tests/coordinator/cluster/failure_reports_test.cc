@@ -76,6 +76,12 @@ TEST(FailureReportsTest, SilentRankWithoutNames) {
   EXPECT_EQ(reports.ReasonOf(2), "from 0");
 }
 
+TEST(FailureReportsTest, RankZeroMayBeSilent) {
+  FailureReports reports = Generation(4);
+  for (const uint32_t rank : {1, 2, 3}) Report(reports, rank, {});
+  EXPECT_EQ(reports.Suspects(), (Ranks{0}));
+}
+
 TEST(FailureReportsTest, SilentRankAmongNamedOnes) {
   FailureReports reports = Generation(4);
   Report(reports, 0, {1, 2});
@@ -109,6 +115,40 @@ TEST(FailureReportsTest, WaitsForAllRanks) {
   v1::RankSlot other = PlaceOf(1);
   other.set_generation(8);
   EXPECT_FALSE(reports.Covers(other, "w1"));
+  other = PlaceOf(1);
+  other.set_group(1);
+  EXPECT_FALSE(reports.Covers(other, "w1"));
+  other = PlaceOf(1);
+  other.set_run("run-2");
+  EXPECT_FALSE(reports.Covers(other, "w1"));
+}
+
+TEST(FailureReportsTest, NamedRanksOfAllReports) {
+  FailureReports reports = Generation(3);
+  EXPECT_TRUE(reports.Named().empty());
+  Report(reports, 0, {2, 3, 9});
+  Report(reports, 1, {0, 2});
+  EXPECT_EQ(reports.Named(), (Ranks{0, 2})) << "there are no ranks 3 and 9";
+  Report(reports, 2, {1}, v1::FAILURE_CAUSE_DEVICE);
+  EXPECT_TRUE(reports.Named().empty()) << "the device explains the failure";
+}
+
+TEST(FailureReportsTest, HalfOfTheGroupAtMostIsSuspect) {
+  FailureReports reports = Generation(4);
+  Report(reports, 0, {2, 3});
+  EXPECT_EQ(reports.Suspects(), (Ranks{2, 3}));
+  FailureReports most = Generation(3);
+  Report(most, 0, {1, 2});
+  EXPECT_TRUE(most.Suspects().empty());
+}
+
+TEST(FailureReportsTest, ReasonWithoutANameIsThatOfTheFirstReport) {
+  FailureReports reports = Generation(3);
+  EXPECT_EQ(reports.ReasonOf(0), "");
+  Report(reports, 2, {});
+  Report(reports, 1, {0});
+  EXPECT_EQ(reports.ReasonOf(0), "from 1");
+  EXPECT_EQ(reports.ReasonOf(1), "from 2");
 }
 
 }  // namespace

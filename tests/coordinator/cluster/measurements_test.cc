@@ -80,6 +80,24 @@ TEST(MeasurementsTest, IsBounded) {
   EXPECT_TRUE(all.LinkOf({"a", "b2"}).has_value());
 }
 
+TEST(MeasurementsTest, NameStaysUntilTheNextOne) {
+  Measurements all;
+  v1::Measured named = MeasuredOf("fc1", 1, 1);
+  named.mutable_layers()->set_name("mlp");
+  named.set_update_seconds(2);
+  named.set_copy_seconds(3);
+  all.Record("cpu", "m", named);
+  v1::Measured later = MeasuredOf("fc1", 1, 1);
+  later.clear_update_seconds();
+  later.clear_copy_seconds();
+  all.Record("cpu", "m", later);
+  EXPECT_EQ(all.TimesOf("cpu", "m")->times().name(), "mlp");
+  EXPECT_EQ(all.TimesOf("cpu", "m")->times().model(), "m");
+  EXPECT_EQ(all.TimesOf("cpu", "m")->device(), "cpu");
+  EXPECT_EQ(all.TimesOf("cpu", "m")->update_seconds(), 2);
+  EXPECT_EQ(all.TimesOf("cpu", "m")->copy_seconds(), 3);
+}
+
 TEST(MeasurementsTest, LinksByHosts) {
   Measurements all;
   EXPECT_FALSE(all.LinkOf({"a", "a"}).has_value());

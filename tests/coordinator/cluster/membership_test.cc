@@ -92,6 +92,27 @@ TEST(MembershipTest, FindsByNameAndProcess) {
   EXPECT_EQ(members.ByIncarnation(v1::ROLE_WORKER, "p1"), nullptr);
 }
 
+TEST(MembershipTest, ChangesOfIdleWorkersAreCounted) {
+  Membership members(kLease);
+  Member& aggregator = members.Add(Record("a1", v1::ROLE_AGGREGATOR, "a", "p0"), kStart);
+  members.Attach(aggregator, 1, kStart);
+  Member& worker = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);
+  EXPECT_EQ(members.idle_changes(), 0U) << "none is idle";
+  members.Attach(worker, 2, kStart);
+  EXPECT_THAT(members.idle(), ElementsAre("w1"));
+  EXPECT_EQ(members.idle_changes(), 1U);
+  members.Place(worker, v1::RankSlot());
+  EXPECT_THAT(members.idle(), IsEmpty());
+  EXPECT_EQ(members.idle_changes(), 2U);
+  members.Detach(2);
+  EXPECT_EQ(members.idle_changes(), 2U);
+  members.Attach(worker, 3, kStart);
+  members.Place(worker, std::nullopt);
+  EXPECT_EQ(members.idle_changes(), 3U);
+  members.Exclude(worker, /*excluded=*/true, /*withdrawn=*/false);
+  EXPECT_EQ(members.idle_changes(), 4U);
+}
+
 TEST(MembershipTest, PredecessorsOfRestartedWorker) {
   Membership members(kLease);
   Member& old = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);

@@ -173,5 +173,20 @@ TEST_F(StandingTest, RecordsAreRestored) {
   EXPECT_TRUE(standings_.TakeChanged().empty());
 }
 
+// Otherwise names that are never used again would fill the store.
+TEST_F(StandingTest, OldestRecordsAreErased) {
+  standings_.Cordon(b1_);
+  for (int i = 0; i < 10'005; ++i) {
+    Fail({"c", std::to_string(i)}, kDevice);
+    now_ += absl::Seconds(1);
+  }
+  EXPECT_EQ(standings_.records().size(), 10'000U);
+  EXPECT_TRUE(standings_.IsCordoned(b1_)) << "only an operator ends a cordon";
+  EXPECT_FALSE(standings_.records().contains({"c", "5"}));
+  EXPECT_TRUE(standings_.records().contains({"c", "6"}));
+  const auto changed = standings_.TakeChanged();
+  EXPECT_TRUE(changed.contains({"c", "0"})) << "its record is erased from the store";
+}
+
 }  // namespace
 }  // namespace cadre::testing

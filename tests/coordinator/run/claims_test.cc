@@ -82,6 +82,8 @@ TEST_F(ClaimsTest, NumbersThatAreNeverPossible) {
   contributed_.set_rate(0);
   contributed_.set_samples(0);
   EXPECT_THAT(Why(), HasSubstr("no samples"));
+  contributed_.set_step(0);
+  EXPECT_THAT(Why(), HasSubstr("no steps"));
   contributed_.set_round(0);
   EXPECT_THAT(Why(), HasSubstr("no round"));
 }
@@ -99,6 +101,8 @@ TEST_F(ClaimsTest, RunsThatNeverAverageHaveAnEnd) {
   EXPECT_THAT(Why(), IsEmpty());
   contributed_.set_step(1'000'001);
   EXPECT_THAT(Why(), HasSubstr("the run has 1000000"));
+  run_.mutable_spec()->clear_stop();
+  EXPECT_THAT(Why(), IsEmpty()) << "an accuracy ends the run";
 }
 
 TEST_F(ClaimsTest, EvaluationsHaveTheLabelsOfTheirSamples) {
@@ -119,6 +123,8 @@ TEST_F(ClaimsTest, EvaluationsHaveTheLabelsOfTheirSamples) {
   evaluated.set_end(101);
   EXPECT_EQ(WhyImpossible(run_, evaluated),
             "it claims results for samples 20 to 101, and the run has 100");
+  evaluated = Parse<v1::Evaluated>("begin: 60 end: 20");
+  EXPECT_THAT(WhyImpossible(run_, evaluated), HasSubstr("for samples 60 to 20"));
   evaluated = Parse<v1::Evaluated>("begin: 20 end: 60 labels: 4611686018427387904");
   run_.mutable_spec()->mutable_model()->mutable_opaque();
   EXPECT_THAT(WhyImpossible(run_, evaluated), HasSubstr("at most 41943040"));
@@ -132,6 +138,11 @@ TEST_F(ClaimsTest, FirstValuesHaveNoSteps) {
   EXPECT_THAT(Why(), IsEmpty());
   contributed_.set_step(10);
   EXPECT_THAT(Why(), HasSubstr("first values"));
+  contributed_.set_step(0);
+  contributed_.set_samples(2);
+  EXPECT_THAT(Why(), HasSubstr("first values"));
+  contributed_.set_round(2);
+  EXPECT_THAT(Why(), HasSubstr("it has no steps")) << "the next round has some";
 }
 
 }  // namespace

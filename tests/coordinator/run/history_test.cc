@@ -124,8 +124,18 @@ TEST(HistoryTest, AdoptionCompletesTheParticipant) {
   EXPECT_EQ(commit.participants(1).pull_seconds(), 0.5F);
   EXPECT_EQ(commit.participants(0).wait_seconds(), 0);
   EXPECT_EQ(commit.participants(0).pull_seconds(), 0);
+  // Other entries may have been added since.
+  history.Add(v1::EvaluationResult(), kBegin, out);
+  history.Add(PointOf(4), kBegin, out);
+  history.NoteAdopted(1, 0, 0.75F, 1);
+  EXPECT_EQ(history.Read({}).entries(0).commit().participants(0).wait_seconds(), 0.75F);
+  history.NoteAdopted(3, 0, 9, 9);
+  const v1::HistoryReply all = history.Read({});
+  for (const v1::HistoryEntry& entry : all.entries()) {
+    for (const auto& times : entry.commit().participants()) EXPECT_LT(times.wait_seconds(), 1);
+  }
   // Stored with the next entry.
-  history.Add(PointOf(2), kBegin, out);
+  history.Add(PointOf(5), kBegin, out);
   Commit(out, records);
   History restored("run-1", 100);
   ASSERT_TRUE(restored.Load(records).ok());

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
 #include "absl/strings/substitute.h"
 #include "tests/base/expect.h"
 
@@ -40,6 +43,26 @@ TEST(ReplanTest, SignatureIgnoresBuckets) {
   EXPECT_EQ(SignatureOf(plan), both) << "the order of the splits is ignored";
   EXPECT_NE(SignatureOf(PlanOf("data", 2)), signature);
   EXPECT_NE(SignatureOf(PlanOf("model")), signature);
+}
+
+TEST(ReplanTest, SignatureHasTheAxesOfEverySplit) {
+  v1::Plan plan = Parse<v1::Plan>(R"(
+      mesh { name: "data" size: 2 } mesh { name: "model" size: 2 }
+      layers { layer: "fc1" split { index: "samples" axes: "data" } })");
+  std::set<std::string> signatures = {SignatureOf(plan)};
+  v1::IndexSplit& split = *plan.mutable_layers(0)->mutable_split(0);
+  split.add_axes("model");
+  signatures.insert(SignatureOf(plan));
+  split.mutable_axes()->SwapElements(0, 1);
+  signatures.insert(SignatureOf(plan));
+  split.clear_axes();
+  split.add_axes("model");
+  signatures.insert(SignatureOf(plan));
+  split.set_index("out");
+  signatures.insert(SignatureOf(plan));
+  plan.mutable_layers(0)->clear_split();
+  signatures.insert(SignatureOf(plan));
+  EXPECT_EQ(signatures.size(), 6U);
 }
 
 TEST(ReplanTest, SignatureHasCoordinates) {

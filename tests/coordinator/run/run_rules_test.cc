@@ -129,5 +129,68 @@ TEST(RunTest, TargetIsInclusive) {
   EXPECT_TRUE(AtEnd(run, 1));
 }
 
+TEST(RunTest, SettingsOfTheSpec) {
+  v1::RunSpec spec;
+  EXPECT_EQ(MaxPause(spec), absl::Minutes(30));
+  EXPECT_EQ(MinAggregators(spec), 1U);
+  spec.mutable_cluster()->set_max_pause_ms(0);
+  spec.mutable_cluster()->set_rejoin_wait_ms(0);
+  spec.mutable_averaging()->set_min_grace_ms(0);
+  EXPECT_EQ(MaxPause(spec), absl::ZeroDuration());
+  EXPECT_EQ(RejoinWait(spec), absl::ZeroDuration());
+  EXPECT_EQ(MinGrace(spec), absl::ZeroDuration());
+  spec.mutable_averaging()->set_copies(2);
+  EXPECT_EQ(MinAggregators(spec), 2U) << "a copy is on another aggregator";
+  spec.mutable_cluster()->set_aggregators(3);
+  EXPECT_EQ(MinAggregators(spec), 3U);
+  spec.mutable_cluster()->set_ranks_per_group(4);
+  spec.mutable_cluster()->set_min_ranks_per_group(2);
+  EXPECT_EQ(MinRanksPerGroup(spec), 2U);
+  spec.mutable_cluster()->set_min_ranks_per_group(5);
+  EXPECT_EQ(MinRanksPerGroup(spec), 4U);
+}
+
+TEST(RunTest, RoundsThatNeedTheVersionBefore) {
+  v1::RunSpec spec;
+  spec.mutable_averaging()->set_every_steps(5);
+  EXPECT_FALSE(NeedsVersions(spec));
+  v1::RunSpec outer = spec;
+  outer.mutable_averaging()->mutable_outer()->mutable_nesterov();
+  EXPECT_TRUE(NeedsVersions(outer));
+  v1::RunSpec coded = spec;
+  coded.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_INT8);
+  EXPECT_TRUE(NeedsVersions(coded));
+  v1::RunSpec clipped = spec;
+  clipped.mutable_averaging()->mutable_screen()->mutable_clip();
+  EXPECT_TRUE(NeedsVersions(clipped));
+}
+
+TEST(RunTest, StatesOfLiveRuns) {
+  for (const auto state : {v1::RUN_STATE_QUEUED, v1::RUN_STATE_RUNNING, v1::RUN_STATE_FINISHING,
+                           v1::RUN_STATE_PARKED}) {
+    EXPECT_TRUE(IsLive(state)) << state;
+  }
+  for (const auto state : {v1::RUN_STATE_DONE, v1::RUN_STATE_FAILED, v1::RUN_STATE_STOPPED}) {
+    EXPECT_FALSE(IsLive(state)) << state;
+  }
+}
+
+TEST(RunTest, LengthIsNotKnownWithoutTheData) {
+  const v1::RunRecord run = Record(2, 32, 5, 3, 0, 0);
+  EXPECT_EQ(EpochAt(run, 100), 0);
+  EXPECT_FALSE(EvaluationDue(run, 1'000'000));
+  EXPECT_EQ(NextEvaluation(run, 7), 1U) << "after the first epoch";
+  EXPECT_FALSE(AtEnd(run, 1'000'000));
+  const v1::RunRecord never = Record(1, 32, 0, 3, 0, 0);
+  EXPECT_EQ(BoundaryAfter(never, 7), std::numeric_limits<uint32_t>::max());
+}
+
+TEST(RunTest, DurationsOfMembers) {
+  EXPECT_EQ(SecondsOrZero(0.5F), 0.5F);
+  EXPECT_EQ(SecondsOrZero(-0.5F), 0);
+  EXPECT_EQ(SecondsOrZero(std::numeric_limits<float>::infinity()), 0);
+  EXPECT_EQ(SecondsOrZero(std::numeric_limits<float>::quiet_NaN()), 0);
+}
+
 }  // namespace
 }  // namespace cadre

@@ -214,6 +214,21 @@ TEST_F(ScreenTest, RepeatedChangesAreExcluded) {
   EXPECT_THAT(Screened("exclude {}"), IsEmpty());
 }
 
+// A change may be zero at all positions of the sample.
+TEST_F(ScreenTest, RepeatedChangeOutsideOfTheSample) {
+  const auto outside = [this] {
+    for (v1::ShardDigest& shard : *commit_.mutable_digests()) {
+      shard.mutable_changes()->set_sampled_squared(2, 0);
+    }
+  };
+  SetRound(1, {{2, 1}, {2, -1}, {2, 0}});
+  outside();
+  Publish();
+  SetRound(2, {{1, 1}, {1, 0}, {2, 0}});
+  outside();
+  EXPECT_THAT(Screened("exclude {}"), ElementsAre("2 REPEATED"));
+}
+
 TEST_F(ScreenTest, OldChangesAreForgotten) {
   SetRound(1, {{2, 1}, {2, -1}, {2, 0}});
   Publish();

@@ -82,5 +82,31 @@ TEST(ShardPlacement, CordonedOnesAreNotUsed) {
   EXPECT_EQ(two.reason, "waiting for aggregators: 2 needed, 2 connected, of which 1 cordoned");
 }
 
+TEST(ShardPlacement, ThoseThatHaveRefusedAreNotUsed) {
+  const std::vector<ShardCandidate> candidates = {{.name = "a", .full = true},
+                                                  {.name = "b", .full = true},
+                                                  {.name = "c", .cordoned = true, .full = true},
+                                                  {.name = "d", .connected = false, .full = true},
+                                                  {.name = "e"}};
+  EXPECT_THAT(PlaceShards(Spec(0), kParameters, candidates).chosen, ElementsAre("e"));
+  EXPECT_EQ(PlaceShards(Spec(2), kParameters, candidates).reason,
+            "waiting for aggregators: 2 needed, 4 connected, of which 1 cordoned and 2 without "
+            "space for a shard");
+  EXPECT_EQ(PlaceShards(Spec(1), kParameters, {{.name = "a", .full = true}}).reason,
+            "waiting for aggregators: 1 needed, 1 connected, of which 1 without space for a shard");
+  EXPECT_EQ(PlaceShards(Spec(2), kParameters, {{.name = "a"}, {.name = "d", .connected = false}})
+                .reason,
+            "waiting for aggregators: 1 of 2 connected");
+}
+
+TEST(ShardPlacement, ExactlyEnoughSpaceIsEnough) {
+  const v1::RunSpec spec = Spec(2);
+  const int64_t needed = Needed(spec, 2);
+  EXPECT_THAT(PlaceShards(spec, kParameters,
+                          {{.name = "a", .free = needed}, {.name = "b", .free = needed}})
+                  .chosen,
+              ElementsAre("a", "b"));
+}
+
 }  // namespace
 }  // namespace cadre::testing

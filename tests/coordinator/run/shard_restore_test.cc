@@ -169,5 +169,20 @@ TEST(ShardRestoreTest, VersionZeroHasNoSeeds) {
   EXPECT_EQ(Chosen(restore, view).source, Source::kOpenRound);
 }
 
+TEST(ShardRestoreTest, ShardIsMadeHollowAgainAfterAFailure) {
+  ShardRestore::View view{.version = kVersion};
+  view.groups = {{.group = 0, .generation = 1, .adopted = true},
+                 {.group = 1, .generation = 2, .adopted = true}};
+  ShardRestore restore("lost");
+  EXPECT_EQ(Chosen(restore, view).group, 0U);
+  restore.SetHollow(kVersion - 1);
+  EXPECT_TRUE(restore.ready());
+  restore.Fail("another digest");
+  EXPECT_EQ(Chosen(restore, view).group, 1U);
+  EXPECT_FALSE(restore.ready()) << "it holds a wrong version";
+  restore.SetHollow(kVersion - 1);
+  EXPECT_TRUE(restore.ready());
+}
+
 }  // namespace
 }  // namespace cadre

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 
@@ -152,6 +153,140 @@ TEST(SlotTest, CountsBytesOnce) {
   slot.Clear("", absl::FromUnixSeconds(6));
   slot.Form(2, {"w1"}, v1::Plan(), absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.CountRound(1)) << "the bytes of a new generation are counted";
+}
+
+// A generation begins with nothing of the one before, but with the slot's history.
+TEST(SlotTest, NextGenerationBeginsAnew) {
+  const absl::Time now = absl::FromUnixSeconds(100);
+  Slot slot("run-1", 0, now);
+  slot.Form(1, {"w1", "w2"}, AssignedPlan(), now);
+  v1::Prepared prepared = FromRank(slot, 0);
+  *prepared.mutable_plan() = AssignedPlan();
+  slot.Prepare(prepared);
+  slot.Start(3, 30, 40, /*catches_up=*/true, now);
+  slot.Predict(v1::StepTimes(), /*from_own_measurement=*/true);
+  slot.SetAtEnd();
+  slot.CountRound(5);
+  slot.CountVersion(5);
+  EXPECT_EQ(slot.NoteStepTime(0.5, 5, now), absl::OkStatus());
+  v1::Progress progress;
+  progress.set_step(35);
+  progress.set_samples_per_second(8);
+  slot.SetProgress(progress, /*per_sample=*/4, /*batch=*/8);
+  slot.measured = v1::StepTimes();
+  slot.measured_at = now;
+  slot.considered = true;
+  slot.better = PlanChange();
+  slot.preferred_members = {"w1"};
+  slot.watch.emplace(absl::Seconds(2));
+  slot.version = 4;
+  slot.reported = false;
+  slot.nudged_round = slot.unanswered = slot.refused_round = 5;
+  slot.refusal = v1::REFUSAL_SCREENED;
+  slot.early.emplace();
+  slot.Clear("lost", now);
+  EXPECT_TRUE(slot.waiting());
+  slot.Form(2, {"w3"}, AssignedPlan(), now + absl::Seconds(1));
+
+  v1::GroupRecord expected;
+  expected.set_run("run-1");
+  expected.set_generation(2);
+  expected.add_members("w3");
+  *expected.mutable_plan() = AssignedPlan();
+  expected.set_formed_ms(absl::ToUnixMillis(now + absl::Seconds(1)));
+  expected.set_lived(true);
+  expected.set_reason("lost");
+  EXPECT_EQ(slot.record().DebugString(), expected.DebugString());
+  EXPECT_TRUE(slot.prepared_ranks().empty());
+  EXPECT_EQ(slot.step_seconds(), 0);
+  EXPECT_EQ(slot.tokens_per_second(), 0);
+  EXPECT_EQ(slot.progress.step(), 0U);
+  EXPECT_FALSE(slot.measured.has_value());
+  EXPECT_EQ(slot.measured_at, absl::InfinitePast());
+  EXPECT_FALSE(slot.considered);
+  EXPECT_FALSE(slot.better.has_value());
+  EXPECT_TRUE(slot.preferred_members.empty());
+  EXPECT_FALSE(slot.watch.has_value());
+  EXPECT_EQ(slot.version, 0U);
+  EXPECT_TRUE(slot.reported);
+  EXPECT_EQ(slot.nudged_round, 0U);
+  EXPECT_EQ(slot.unanswered, 0U);
+  EXPECT_EQ(slot.refused_round, 0U);
+  EXPECT_EQ(slot.refusal, v1::REFUSAL_UNSPECIFIED);
+  EXPECT_FALSE(slot.early.has_value());
+}
+
+TEST(SlotTest, TokensOfTheStepsSinceTheLastReport) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  v1::Progress progress;
+  const auto report = [&](uint32_t step, uint64_t tokens) {
+    progress.set_step(step);
+    progress.mutable_metrics()->set_tokens(tokens);
+    slot.SetProgress(progress, /*per_sample=*/0, /*batch=*/10);
+    return slot.tokens_per_second();
+  };
+  EXPECT_EQ(report(1, 100), 0) << "the rate of samples is not known";
+  progress.set_samples_per_second(20);
+  EXPECT_EQ(report(3, 100), 100) << "100 tokens in 20 samples";
+  EXPECT_EQ(report(3, 0), 100) << "no step since";
+  EXPECT_EQ(report(4, 10), 20);
+  slot.SetProgress(progress, /*per_sample=*/7, /*batch=*/10);
+  EXPECT_EQ(slot.tokens_per_second(), 140);
+}
+
+TEST(SlotTest, LossStaysUntilTheNextOne) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  v1::Progress progress;
+  slot.SetProgress(progress, 0, 1);
+  EXPECT_FALSE(slot.progress.has_loss());
+  progress.set_loss(2);
+  slot.SetProgress(progress, 0, 1);
+  progress.clear_loss();
+  slot.SetProgress(progress, 0, 1);
+  EXPECT_EQ(slot.progress.loss(), 2);
+  progress.set_loss(1);
+  slot.SetProgress(progress, 0, 1);
+  EXPECT_EQ(slot.progress.loss(), 1);
+}
+
+TEST(SlotTest, FailuresInAShortTimeBlockTheSlot) {
+  absl::Time now = absl::FromUnixSeconds(1000);
+  Slot slot("run-1", 0, now);
+  EXPECT_FALSE(slot.ClearFailures());
+  for (int i = 0; i < 10; ++i) slot.AddFailure(v1::FAILURE_CAUSE_PEER, "lost", now);
+  EXPECT_EQ(slot.blocked_until(), absl::InfinitePast());
+  slot.AddFailure(v1::FAILURE_CAUSE_PEER, "lost", now);
+  EXPECT_EQ(slot.blocked_until(), now + absl::Seconds(1));
+  slot.AddFailure(v1::FAILURE_CAUSE_PEER, "lost", now);
+  EXPECT_EQ(slot.blocked_until(), now + absl::Seconds(2));
+  now += absl::Minutes(10);
+  slot.AddFailure(v1::FAILURE_CAUSE_PEER, "lost", now);
+  EXPECT_EQ(slot.record().failed().failures(), 13U);
+  now += absl::Minutes(10) + absl::Milliseconds(1);
+  slot.AddFailure(v1::FAILURE_CAUSE_PEER, "lost", now);
+  EXPECT_EQ(slot.record().failed().failures(), 1U) << "the others are forgotten";
+  EXPECT_TRUE(slot.ClearFailures());
+  EXPECT_FALSE(slot.record().has_failed());
+}
+
+TEST(SlotTest, MoreTimeThanHasPassedIsRefused) {
+  const absl::Time start = absl::FromUnixSeconds(1000);
+  Slot slot("run-1", 0, start);
+  slot.Form(1, {"w1"}, v1::Plan(), start);
+  slot.Start(0, 0, 10, /*catches_up=*/false, start);
+  EXPECT_EQ(slot.NoteStepTime(5, 0, start), absl::OkStatus()) << "no steps say nothing";
+  EXPECT_EQ(slot.NoteStepTime(0, 5, start), absl::OkStatus());
+  EXPECT_EQ(slot.step_seconds(), 0);
+  const absl::Time later = start + absl::Seconds(9);
+  EXPECT_EQ(slot.NoteStepTime(10, 5, later), absl::OkStatus()) << "clocks may differ by a second";
+  EXPECT_EQ(slot.step_seconds(), 2);
+  EXPECT_FALSE(slot.NoteStepTime(0.5, 5, later).ok()) << "that time is claimed already";
+  EXPECT_EQ(slot.step_seconds(), 2);
+  EXPECT_EQ(slot.NoteStepTime(4, 4, later + absl::Seconds(3)), absl::OkStatus());
+  EXPECT_EQ(slot.step_seconds(), 1.5);
+  for (const double seconds : {-1.0, std::nan(""), HUGE_VAL}) {
+    EXPECT_FALSE(slot.NoteStepTime(seconds, 5, later + absl::Hours(1)).ok()) << seconds;
+  }
 }
 
 }  // namespace
