@@ -238,6 +238,26 @@ TEST_F(DurableMachineTest, WaitIsNoStall) {
   }
 }
 
+// The simulation, for example, has no process whose limits matter.
+TEST_F(DurableMachineTest, LimitsNeedNotBeLookedFor) {
+  DurableMachine::Options options;
+  options.commit = [this](const std::vector<Store::Op>& ops) { return store_.Commit(ops); };
+  size_t handled = 0;
+  options.on_handled = [&](const Event& event, const std::vector<Action>& added) {
+    EXPECT_TRUE(std::holds_alternative<SubmitRun>(event));
+    EXPECT_FALSE(added.empty());
+    ++handled;
+  };
+  DurableMachine machine(std::move(options), now_);
+  ASSERT_THAT(machine.Restore(store_, now_, 0), IsOk());
+  EXPECT_EQ(machine.BeginWait(now_, now_ + absl::Hours(1)),
+            std::min(machine.machine().NextDeadline(), now_ + absl::Hours(1)));
+  const auto turn = machine.Handle({SubmitRun{.request = 1}, SubmitRun{.request = 2}}, now_);
+  ASSERT_THAT(turn, IsOk());
+  EXPECT_EQ(turn->limit, "");
+  EXPECT_EQ(handled, 2U);
+}
+
 // Connections that come and go at the limit are one event.
 TEST_F(DurableMachineTest, LimitIsReportedOnce) {
   Do({});

@@ -455,6 +455,7 @@ void FakeMembers::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
   applied.set_variance_between_groups(behaviour.variance_between_groups);
   applied.set_displacement(behaviour.displacement);
   if (behaviour.changes) *applied.mutable_changes() = behaviour.changes(apply);
+  if (behaviour.residual) *applied.mutable_residual() = *behaviour.residual;
   Post(aggregator.connection, applied);
 }
 

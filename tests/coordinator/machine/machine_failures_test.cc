@@ -91,6 +91,20 @@ TEST_F(MachineFailuresTest, AggregatorOfARunIsAwayUntilItReturns) {
   EXPECT_EQ(cluster_.machine().CountMembers().aggregators_away, 0);
 }
 
+TEST_F(MachineFailuresTest, MembersAreCountedByWhatTheyDo) {
+  Begin(1, 2);
+  cluster_.AddWorker("idle", "other-host");
+  cluster_.Cut(cluster_.AddWorker("away", "other-host"));
+  cluster_.AddWorker("cordoned", "other-host");
+  cluster_.Cordon("cordoned");
+  const MemberCounts counts = cluster_.machine().CountMembers();
+  EXPECT_EQ(counts.aggregators, std::ssize(cluster_.aggregators()));
+  EXPECT_EQ(counts.busy, 2);
+  EXPECT_EQ(counts.idle, 1);
+  EXPECT_EQ(counts.excluded, 1);
+  EXPECT_EQ(counts.workers_away, 1);
+}
+
 // An idle worker that is older than the spare cannot read the data.
 TEST_F(MachineFailuresTest, SpareReplacesBadWorker) {
   const std::string run = Begin(2, 2);

@@ -42,7 +42,9 @@ TEST_F(MachineNamesTest, ARunOfTheSameNameThatHasReachedItsEndIsJoinedOnRequest)
   v1::RunSpec other = spec;
   other.mutable_cluster()->set_groups(2);
   EXPECT_EQ(cluster_.Submit(other, true, /*join_ended=*/true), "");
-  EXPECT_THAT(std::string(cluster_.last_status.message()), HasSubstr("cluster.groups: 1 -> 2"));
+  EXPECT_THAT(std::string(cluster_.last_status.message()),
+              HasSubstr("has the same name and another spec: modified: cluster.groups: 1 -> 2"));
+  EXPECT_FALSE(cluster_.last_run_ended) << "it was not joined";
   const std::string second = cluster_.Submit(spec, /*join_existing=*/true);
   EXPECT_NE(second, run) << "ended runs are not joined unless it is requested";
   EXPECT_EQ(cluster_.Submit(spec, true, true), second) << "the run that has not ended";

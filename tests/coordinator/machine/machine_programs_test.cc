@@ -52,10 +52,12 @@ TEST_F(MachineProgramsTest, RankThatLeavesEndsItsProgramOnly) {
   FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
   FakeWorker& other = cluster_.AddRank("other", "test", 1, 0);
   ASSERT_TRUE(first.assignment.has_value());
+  first.received.clear();
   v1::Goodbye goodbye;
   goodbye.set_reason("the loop has ended");
   cluster_.Send(second, goodbye);
   ASSERT_NE(EndOf(first), nullptr);
+  EXPECT_EQ(AwaitedBy(first), "") << "its program has ended";
   EXPECT_FALSE(EndOf(first)->done());
   EXPECT_EQ(EndOf(first)->reason(), "rank 1 of this program has left: the loop has ended");
   EXPECT_EQ(EndOf(other), nullptr);
@@ -355,6 +357,7 @@ TEST_F(MachineProgramsTest, ASecondProcessOfARankIsRefused) {
               HasSubstr("rank 0 of 2 of program program is the process 'program-2'"));
   const FakeWorker& third = cluster_.AddRank("program", "test", 3, 1);
   EXPECT_THAT(third.received.back().refused().reason(), HasSubstr("of 2 ranks"));
+  EXPECT_EQ(cluster_.Status().workers_size(), 1) << "the others have not joined";
 }
 
 TEST_F(MachineProgramsTest, ProgramsLearnOfTheEndOfTheirRun) {

@@ -199,6 +199,19 @@ TEST_F(QueueTest, RefusalForLackOfSpaceCountsForAMinute) {
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
 }
 
+TEST_F(QueueTest, MoreSpaceThanBeforeEndsARefusal) {
+  AddMembers(1, 1);
+  agg(0).counters["disk_free_bytes"] = 1 << 30;
+  cluster_.Run(absl::Seconds(5));
+  cluster_.behaviour.open_error = absl::StrCat(kTooLittleSpace, ": shard 0 needs 9 bytes");
+  const std::string run = Submit(1);
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_QUEUED);
+  cluster_.behaviour.open_error.clear();
+  agg(0).counters["disk_free_bytes"] = (1 << 30) + 1;
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+}
+
 // What the first aggregator reserves is for this run.
 TEST_F(QueueTest, OwnReservationIsFreeSpace) {
   AddMembers(2, 1);

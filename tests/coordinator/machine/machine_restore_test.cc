@@ -367,6 +367,22 @@ TEST_F(RestoreShardTest, ParkedRunFreesItsWorkers) {
 }
 
 // Its only group waits for the shard, and has reserved the workers.
+TEST_F(RestoreShardTest, ResumedRunWaitsForWorkersAsARunningOne) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(0));
+  const auto disk = agg(0).shards;
+  for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
+  cluster_.Run(absl::Minutes(1));
+  cluster_.Wipe(agg(0));
+  ExpectParked(run);
+  cluster_.Kill(agg(0));
+  agg(0).shards = disk;
+  agg(0).wiped = false;
+  cluster_.Restart(agg(0));
+  cluster_.ResumeRun(run);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << "it has started before";
+}
+
 TEST_F(RestoreShardTest, ParkedRunReservesNoWorkers) {
   AddMembers(1, 2);
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 100));

@@ -133,12 +133,14 @@ TEST_F(RetentionTest, BudgetIsStatedAndAnnounced) {
 TEST_F(RetentionTest, AnnouncementIsWithdrawn) {
   Start({.keep_bytes = 20'000});
   const std::string first = TrainRun();
+  const std::string record = cluster_->store().at(RunKey(first));
   const std::string second = TrainRun();
   ASSERT_NE(cluster_->RunStatus(first).removal_ms(), 0);
   cluster_->DeleteRun(second);
   cluster_->Run(absl::Hours(2));
   EXPECT_TRUE(Stores(first));
   EXPECT_EQ(cluster_->RunStatus(first).removal_ms(), 0);
+  EXPECT_EQ(cluster_->store().at(RunKey(first)), record) << "nothing remains of the announcement";
   EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_WARNING, first, "is kept after all"));
 }
 

@@ -108,7 +108,10 @@ TEST_F(MachineRollbackTest, DefaultKeepsOneOlderVersion) {
 TEST_F(MachineRollbackTest, NextVersionIsACopy) {
   const std::string run = BeginAt(4, 2, KeepingSpec(2, 1, 3));
   const v1::RunStatus before = Status(run);
+  const absl::Time opened = cluster_.now();
+  cluster_.Run(absl::Seconds(1));
   Train(run, 0);  // to a round that is never closed
+  const absl::Time at = cluster_.now();
   const uint32_t generation = cluster_.Group(run, 0).generation();
   cluster_.RollBackRun(run, 2);
   ASSERT_EQ(cluster_.last_status, absl::OkStatus());
@@ -131,6 +134,9 @@ TEST_F(MachineRollbackTest, NextVersionIsACopy) {
   }
   TrainTo(run, 6, 2);
   EXPECT_EQ(Status(run).step(), 15u);
+  EXPECT_EQ(cluster_.Commit(run, 5)->run(), run);
+  EXPECT_EQ(cluster_.Commit(run, 5)->closed_ms(), absl::ToUnixMillis(at));
+  EXPECT_EQ(cluster_.Commit(run, 5)->opened_ms(), absl::ToUnixMillis(opened));
   EXPECT_EQ(cluster_.Commit(run, 6)->participants_size(), 2);
   EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 0u);
 }
@@ -166,6 +172,13 @@ TEST_F(MachineRollbackTest, VersionThatIsNotKeptIsRefused) {
   ASSERT_TRUE(located.ok()) << located.status();
   EXPECT_EQ(located->step(), 10u);
   EXPECT_EQ(DigestHex(located->digest()), DigestIn(Status(run), 2));
+  EXPECT_EQ(located->version(), 2u);
+  ASSERT_EQ(located->shards_size(), 2);
+  EXPECT_EQ(located->shards(1).aggregator(), "agg-1");
+  EXPECT_EQ(located->shards(1).address(), agg(1).address);
+  EXPECT_EQ(located->lineage(), agg(1).shards.at(run).lineage);
+  cluster_.Cut(agg(1));
+  EXPECT_EQ(cluster_.machine().Locate(locate)->shards(1).address(), "");
   EXPECT_EQ(Status(run).version(), 5u);
 }
 
@@ -351,6 +364,39 @@ TEST_F(MachineRollbackTest, GroupsThatAreNeededAreNotLeftOut) {
   expect({2}, "has no group 2");
   expect({1}, "less than averaging.quorum");
   EXPECT_EQ(Status(run).version(), 2u);
+}
+
+// The number of groups changes with the copy.
+TEST_F(MachineRollbackTest, GroupsThatAreRemovedAnywayAreNotLeftOut) {
+  const std::string run = BeginAt(2, 3, KeepingSpec(3, 1, 3));
+  cluster_.Scale(run, 1);
+  cluster_.RollBackRun(run, 1, {1});
+  EXPECT_THAT(cluster_.last_status,
+              IsError(StatusCode::kInvalidArgument, "has no group 1, but groups 0 to 0"));
+  cluster_.RollBackRun(run, 1, {0});
+  EXPECT_THAT(cluster_.last_status,
+              IsError(StatusCode::kInvalidArgument, "0 groups would remain, less than averaging."));
+  cluster_.RollBackRun(run, 1);
+  EXPECT_THAT(cluster_.last_status, IsOk());
+  EXPECT_EQ(Status(run).groups(), 1u);
+}
+
+TEST_F(MachineRollbackTest, GroupThatWritesCheckpointsIsNotLeftOut) {
+  v1::RunSpec spec = KeepingSpec(2, 1, 3);
+  spec.mutable_checkpoint()->set_directory("/checkpoints");
+  const std::string run = BeginAt(2, 2, spec);
+  cluster_.RollBackRun(run, 1, {0});
+  EXPECT_THAT(cluster_.last_status, IsError(StatusCode::kInvalidArgument,
+                                            "group 0 writes the checkpoints of run run-1-test"));
+  cluster_.RollBackRun(run, 1, {1});
+  EXPECT_THAT(cluster_.last_status, IsOk());
+}
+
+TEST_F(MachineRollbackTest, GroupZeroMayBeLeftOutWithoutCheckpoints) {
+  const std::string run = BeginAt(2, 2, KeepingSpec(2, 1, 3));
+  cluster_.RollBackRun(run, 1, {0});
+  EXPECT_THAT(cluster_.last_status, IsOk());
+  EXPECT_THAT(Status(run).left_out_groups(), ElementsAre(0));
 }
 
 // The coordinator crashes after each transaction of a run that is rolled back on its way.

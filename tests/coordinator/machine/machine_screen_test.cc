@@ -101,6 +101,19 @@ TEST_F(MachineScreenTest, GroupIsLeftOutAndTheRunGoesOn) {
   EXPECT_THAT(ParticipantsOf(NewestOrder(run)), ElementsAre(0, 1, 2));
 }
 
+// Of two groups, either may be wrong, so only its own earlier changes tell.
+TEST_F(MachineScreenTest, EarlierChangesAreKnownAfterARestart) {
+  const std::string run = BeginWith(2, "");
+  for (int round = 0; round < 2; ++round) TrainAll(run);
+  cluster_.RestartCoordinator();
+  squared_[1] = 1e8;
+  TrainAll(run);
+  EXPECT_EQ(Status(run).version(), 3u);
+  EXPECT_EQ(cluster_.Group(run, 1).newest_screened().cause(), v1::SCREEN_CAUSE_TOO_LONG);
+  EXPECT_EQ(cluster_.Counter("rounds_screened"), 1u);
+  EXPECT_EQ(cluster_.Counter("refused_screened"), 1u);
+}
+
 TEST_F(MachineScreenTest, ScreenThatIsOffUsesEverything) {
   const std::string run = BeginWith(3, "off {}");
   squared_[1] = kInfinity;
