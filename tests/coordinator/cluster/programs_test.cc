@@ -77,6 +77,52 @@ TEST(ProgramsTest, OldestLostRankIsForgotten) {
   EXPECT_EQ(programs.NextDeadline(), absl::InfiniteFuture());
 }
 
+// A process that has lost its stream, and its successor, in the order of their ids.
+TEST(ProgramsTest, RankWithAConnectedProcessIsNotMissing) {
+  for (const bool first_connected : {false, true}) {
+    Membership members(absl::Seconds(10));
+    const Programs programs(members);
+    for (const bool first : {true, false}) {
+      Member rank = MakeRank("program", 0, absl::UnixEpoch());
+      rank.record.mutable_reservation()->set_ranks(1);
+      rank.record.set_member_id(first ? "w1" : "w2");
+      rank.record.set_incarnation(first ? "p1" : "p2");
+      Member& member = members.Add(rank.record, absl::UnixEpoch());
+      if (first == first_connected) members.Attach(member, 1, absl::UnixEpoch());
+    }
+    EXPECT_EQ(programs.MissingRanks(members.Find("w1")->record.reservation()), "");
+    members.Detach(1);
+    EXPECT_THAT(programs.MissingRanks(members.Find("w1")->record.reservation()),
+                StartsWith("rank 0 ('name-0' on host, no message since 1970-01-01 00:00:00 UTC)"));
+  }
+}
+
+TEST(ProgramsTest, EndOfTheProgramIsThatOfItsFirstLimit) {
+  const absl::Time begin = absl::UnixEpoch();
+  Membership members(absl::Seconds(10));
+  Programs programs(members);
+  Outbox out;
+  Member rank = MakeRank("program", 0, begin);
+  rank.record.mutable_reservation()->set_ranks(2);
+  programs.AddLost(rank, absl::InfiniteFuture(), out);
+  rank.record.mutable_reservation()->set_rank(1);
+  programs.AddLost(rank, absl::InfiniteFuture(), out);
+  EXPECT_EQ(programs.NextDeadline(), absl::InfiniteFuture());
+  programs.SetLimit("another", begin);
+  EXPECT_EQ(programs.NextDeadline(), absl::InfiniteFuture());
+  programs.SetLimit("program", begin + absl::Minutes(2));
+  EXPECT_EQ(programs.NextDeadline(), begin + absl::Minutes(2));
+  EXPECT_THAT(programs.MissingRanks(rank.record.reservation()),
+              HasSubstr(" of 2; the program ends at 1970-01-01 00:02:00 UTC without them"));
+  EXPECT_TRUE(programs.Due(begin + absl::Minutes(2) - absl::Seconds(1)).empty());
+  EXPECT_EQ(programs.Due(begin + absl::Minutes(2)).size(), 2U);
+  // One of them has returned: the other one has more time.
+  programs.OnJoined(rank.record.reservation(), begin + absl::Minutes(3), out);
+  EXPECT_EQ(programs.NextDeadline(), begin + absl::Minutes(3));
+  programs.OnJoined(rank.record.reservation(), begin + absl::Minutes(1), out);
+  EXPECT_EQ(programs.NextDeadline(), begin + absl::Minutes(3)) << "not less";
+}
+
 TEST(ProgramsTest, ManyMissingRanksAreCounted) {
   Membership members(absl::Seconds(10));
   const Programs programs(members);

@@ -65,6 +65,26 @@ TEST(HistoryTest, ReturnsEntriesAfterANumber) {
   EXPECT_THAT(NumbersOf(history.Read(request)), ElementsAre());
 }
 
+TEST(HistoryTest, ReplyFitsIntoAMessage) {
+  History many("run-1", 5000);
+  Outbox out;
+  for (uint32_t version = 1; version <= 1001; ++version) many.Add(PointOf(version), kBegin, out);
+  EXPECT_EQ(many.Read({}).entries_size(), 1000) << "the default limit";
+  v1::HistoryRequest request;
+  request.set_limit(5000);
+  EXPECT_EQ(many.Read(request).entries_size(), 1001);
+  History large("run-1", 5000);
+  for (uint32_t version = 1; version <= 50; ++version) {
+    v1::CommitPoint point = PointOf(version);
+    point.set_digest(std::string(100'000, 'x'));
+    large.Add(point, kBegin, out);
+  }
+  const v1::HistoryReply reply = large.Read({});
+  EXPECT_GE(reply.ByteSizeLong(), 4U << 20);
+  EXPECT_LT(reply.ByteSizeLong(), (4U << 20) + 101'000);
+  EXPECT_EQ(reply.newest(), 50U);
+}
+
 TEST(HistoryTest, OldEntriesAreThinnedOut) {
   constexpr uint64_t kKeep = 32;
   constexpr uint32_t kVersions = 20'000;

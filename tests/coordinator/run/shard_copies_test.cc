@@ -61,7 +61,7 @@ TEST_F(ShardCopiesTest, HolderKeepsTheNewestTwo) {
 TEST_F(ShardCopiesTest, OnlyTheHolderReportsCopies) {
   Open({});
   EXPECT_FALSE(copies_.OnCopied("agg-0", CopyOf(0, 5, 50)));
-  EXPECT_FALSE(copies_.OnCopied("agg-0", CopyOf(2, 5, 50))) << "there is no shard 2";
+  EXPECT_FALSE(copies_.OnCopied("agg-1", CopyOf(2, 5, 50))) << "there is no shard 2";
   EXPECT_FALSE(copies_.Has(0, {5, 50}));
   EXPECT_TRUE(copies_.OnCopied("agg-0", CopyOf(1, 5, 50)));
   EXPECT_FALSE(copies_.Knows(1)) << "agg-0 has not said yet what else it has";

@@ -94,18 +94,18 @@ TEST(ShardPlacement, ThoseThatHaveRefusedAreNotUsed) {
             "space for a shard");
   EXPECT_EQ(PlaceShards(Spec(1), kParameters, {{.name = "a", .full = true}}).reason,
             "waiting for aggregators: 1 needed, 1 connected, of which 1 without space for a shard");
-  EXPECT_EQ(PlaceShards(Spec(2), kParameters, {{.name = "a"}, {.name = "d", .connected = false}})
-                .reason,
-            "waiting for aggregators: 1 of 2 connected");
+  EXPECT_EQ(
+      PlaceShards(Spec(2), kParameters, {{.name = "a"}, {.name = "d", .connected = false}}).reason,
+      "waiting for aggregators: 1 of 2 connected");
 }
 
 TEST(ShardPlacement, ExactlyEnoughSpaceIsEnough) {
   const v1::RunSpec spec = Spec(2);
   const int64_t needed = Needed(spec, 2);
-  EXPECT_THAT(PlaceShards(spec, kParameters,
-                          {{.name = "a", .free = needed}, {.name = "b", .free = needed}})
-                  .chosen,
-              ElementsAre("a", "b"));
+  EXPECT_THAT(
+      PlaceShards(spec, kParameters, {{.name = "a", .free = needed}, {.name = "b", .free = needed}})
+          .chosen,
+      ElementsAre("a", "b"));
 }
 
 }  // namespace

@@ -87,8 +87,11 @@ TEST(SlotTest, LargeReportsAreNotKept) {
   prepared.add_held()->set_parameter(std::string(200'000, 'x'));
   slot.Prepare(prepared);
   EXPECT_EQ(slot.prepared_ranks().at(0).held_size(), 0);
+  // Each bucket takes two bytes.
   v1::Plan plan = AssignedPlan();
-  for (int i = 0; i < (1 << 18); ++i) plan.add_buckets();
+  for (int i = 0; i < (128 << 10); ++i) plan.add_buckets();
+  EXPECT_EQ(slot.CheckReportedPlan(plan), absl::OkStatus());
+  plan.add_buckets();
   EXPECT_FALSE(slot.CheckReportedPlan(plan).ok());
 }
 
