@@ -139,7 +139,7 @@ class FakeMembers {
     // Reported by every shard for each round; 0 and 0 add nothing to a discrepancy.
     double variance_between_groups = 0;
     double displacement = 0;
-    // Of every shard of a run that codes its versions. Optional.
+    // What every shard of a run that codes its versions reports. Optional.
     std::optional<v1::ResidualSums> residual;
     // What every shard measures of the changes of a round. Optional.
     std::function<v1::ChangeSums(const v1::Apply&)> changes;

@@ -92,6 +92,24 @@ TEST_F(MachineCheckpointsTest, FailureIsReportedWhileTheRunGoesOn) {
   EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
 }
 
+TEST_F(MachineCheckpointsTest, OnlyGroupZeroOfARunWithADirectoryWritesThem) {
+  const std::string run = SubmitTo(1, 3, SpecOf(2));
+  const auto report_from = [this](const std::string& id, uint32_t group) {
+    const FakeWorker& lead = cluster_.Lead(id, group);
+    v1::Checkpointed report;
+    *report.mutable_place() = lead.place();
+    report.set_step(5);
+    cluster_.Send(lead, report);
+  };
+  report_from(run, 1);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1U);
+  EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().has_saved_step());
+  v1::RunSpec none = SpecOf(1);
+  none.clear_checkpoint();
+  report_from(cluster_.Submit(none), 0);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 2U);
+}
+
 TEST_F(MachineCheckpointsTest, WarningIsAnEvent) {
   const std::string run = SubmitTo(1, 1, SpecOf(1));
   Report(run, 5, "", "old checkpoints stay");

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/protocol.h"
+#include "model/validate.h"
 #include "tests/coordinator/machine/fake_cluster.h"
 
 namespace cadre::testing {
@@ -57,6 +58,26 @@ struct InvalidHello {
 class MachineHelloTest : public MachineMembershipTest,
                          public ::testing::WithParamInterface<InvalidHello> {};
 
+InvalidHello Malformed(const char* label, void (*change)(v1::Hello&)) {
+  return {label, v1::REFUSAL_MALFORMED, "refused_malformed", change};
+}
+
+v1::Reservation& Reserve(v1::Hello& hello, uint32_t ranks, uint32_t rank) {
+  v1::Reservation& reservation = *hello.mutable_reservation();
+  reservation.set_run("run");
+  reservation.set_program("program");
+  reservation.set_ranks(ranks);
+  reservation.set_rank(rank);
+  return reservation;
+}
+
+TEST_F(MachineMembershipTest, LastOfTheMostRanksJoins) {
+  v1::Hello hello = HelloOf("a");
+  Reserve(hello, kMaxRanksPerGroup, kMaxRanksPerGroup - 1);
+  Join(hello);
+  EXPECT_EQ(cluster_.Status().workers_size(), 1);
+}
+
 TEST_P(MachineHelloTest, IsRefused) {
   v1::Hello hello = HelloOf("a");
   GetParam().change(hello);
@@ -67,13 +88,23 @@ TEST_P(MachineHelloTest, IsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, MachineHelloTest,
-    ::testing::Values(InvalidHello{"OtherProtocol", v1::REFUSAL_PROTOCOL, "refused_protocol",
-                                   [](v1::Hello& h) { h.set_protocol(kProtocol + 2); }},
-                      InvalidHello{"NoRole", v1::REFUSAL_MALFORMED, "refused_malformed",
-                                   [](v1::Hello& h) { h.clear_role(); }},
-                      InvalidHello{"UnknownMember", v1::REFUSAL_UNKNOWN_MEMBER,
-                                   "refused_unknown_member",
-                                   [](v1::Hello& h) { h.set_member_id("w99"); }}),
+    ::testing::Values(
+        InvalidHello{"OtherProtocol", v1::REFUSAL_PROTOCOL, "refused_protocol",
+                     [](v1::Hello& h) { h.set_protocol(kProtocol + 2); }},
+        InvalidHello{"NoRole", v1::REFUSAL_MALFORMED, "refused_malformed",
+                     [](v1::Hello& h) { h.clear_role(); }},
+        Malformed("NoName", [](v1::Hello& h) { h.clear_name(); }),
+        Malformed("NoIncarnation", [](v1::Hello& h) { h.clear_incarnation(); }),
+        Malformed("NoAddress", [](v1::Hello& h) { h.clear_address(); }),
+        Malformed("ReservationWithoutRun", [](v1::Hello& h) { Reserve(h, 2, 0).clear_run(); }),
+        Malformed("ReservationWithoutProgram",
+                  [](v1::Hello& h) { Reserve(h, 2, 0).clear_program(); }),
+        Malformed("ReservationWithoutRanks", [](v1::Hello& h) { Reserve(h, 0, 0); }),
+        Malformed("ReservationOfARankTooMany", [](v1::Hello& h) { Reserve(h, 2, 2); }),
+        Malformed("ReservationOfTooManyRanks",
+                  [](v1::Hello& h) { Reserve(h, kMaxRanksPerGroup + 1, 0); }),
+        InvalidHello{"UnknownMember", v1::REFUSAL_UNKNOWN_MEMBER, "refused_unknown_member",
+                     [](v1::Hello& h) { h.set_member_id("w99"); }}),
     [](const auto& info) { return info.param.label; });
 
 TEST_F(MachineMembershipTest, IdBelongsToProcess) {
@@ -217,6 +248,23 @@ TEST_F(MachineMembershipTest, CountersOfUnknownRefusalsAreIgnored) {
   cluster_.Kill(aggregator);
   cluster_.Run(absl::Seconds(20));
   EXPECT_EQ(cluster_.Status().counters().count("refused_anything"), 0u);
+}
+
+TEST_F(MachineMembershipTest, NumbersOfAMemberAreBounded) {
+  FakeAggregator& aggregator = cluster_.AddAggregator("agg");
+  v1::Heartbeat heartbeat;
+  for (int i = 0; i < 300; ++i) {
+    (*heartbeat.mutable_counters())["counter_" + std::to_string(i)] = 1;
+    v1::DelayedOrder& delayed = *heartbeat.add_delayed_orders();
+    delayed.set_run("run-" + std::to_string(i));
+    delayed.set_order("apply");
+  }
+  cluster_.Send(aggregator, heartbeat);
+  EXPECT_EQ(cluster_.Status().aggregators(0).member().counters_size(), 256);
+  EXPECT_EQ(cluster_.Status().aggregators(0).delayed_orders_size(), 64);
+  FakeWorker& worker = cluster_.AddWorker("w");
+  cluster_.Send(worker, heartbeat);
+  EXPECT_EQ(cluster_.Status().workers(0).counters_size(), 256);
 }
 
 TEST_F(MachineMembershipTest, ClosedStreamsAreIgnored) {

@@ -105,9 +105,9 @@ TEST_F(MachineReportsTest, StepTimesThatAreNoTimesAreIgnored) {
   const double none = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(report(2, 0), std::pair(2.0, 0.0));
   EXPECT_EQ(report(4, 0.5), std::pair(4.0, 0.5));
-  for (const auto& [step, wait] : {std::pair(0.0, 1.0), std::pair(-1.0, 1.0), std::pair(none, 1.0),
-                                   std::pair(infinity, 1.0), std::pair(1.0, -1.0),
-                                   std::pair(1.0, none), std::pair(1.0, infinity)}) {
+  for (const auto& [step, wait] :
+       {std::pair(0.0, 1.0), std::pair(-1.0, 1.0), std::pair(none, 1.0), std::pair(infinity, 1.0),
+        std::pair(1.0, -1.0), std::pair(1.0, none), std::pair(1.0, infinity)}) {
     EXPECT_EQ(report(step, wait), std::pair(4.0, 0.5)) << step << " " << wait;
   }
   EXPECT_EQ(report(1, 3), std::pair(1.0, 1.0)) << "a step does not wait longer than it takes";

@@ -194,6 +194,8 @@ TEST_F(RestoreShardTest, GroupThatPullsALostVersionIsNotAwaited) {
   EXPECT_EQ(VersionOf(run), 3u);
   ExpectRestored(run);
   EXPECT_GT(cluster_.Group(run, 1).generation(), generation);
+  EXPECT_EQ(cluster_.Counter("groups_left_out"), 1u);
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_GROUP_ENDED, "the version that it loads is lost"));
   cluster_.behaviour.slow_pulls.clear();
   cluster_.behaviour.train = true;
   EXPECT_TRUE(cluster_.RunUntil([&] { return VersionOf(run) >= 5; }));

@@ -173,6 +173,11 @@ TEST_F(MachineRollbackTest, VersionThatIsNotKeptIsRefused) {
   EXPECT_EQ(located->step(), 10u);
   EXPECT_EQ(DigestHex(located->digest()), DigestIn(Status(run), 2));
   EXPECT_EQ(located->version(), 2u);
+  v1::LocateRequest newest;
+  newest.set_run(run);
+  EXPECT_EQ(cluster_.machine().Locate(newest)->version(), 5u);
+  EXPECT_EQ(cluster_.machine().Locate(newest)->step(), 25u);
+  EXPECT_EQ(DigestHex(cluster_.machine().Locate(newest)->digest()), Status(run).digest());
   ASSERT_EQ(located->shards_size(), 2);
   EXPECT_EQ(located->shards(1).aggregator(), "agg-1");
   EXPECT_EQ(located->shards(1).address(), agg(1).address);

@@ -101,7 +101,7 @@ TEST_F(MachineScreenTest, GroupIsLeftOutAndTheRunGoesOn) {
   EXPECT_THAT(ParticipantsOf(NewestOrder(run)), ElementsAre(0, 1, 2));
 }
 
-// Of two groups, either may be wrong, so only its own earlier changes tell.
+// Either one of two groups may be wrong, so only its own earlier changes tell.
 TEST_F(MachineScreenTest, EarlierChangesAreKnownAfterARestart) {
   const std::string run = BeginWith(2, "");
   for (int round = 0; round < 2; ++round) TrainAll(run);
