@@ -21,6 +21,11 @@ TEST(StreamSlotsTest, OnePeerLeavesAQuarter) {
   EXPECT_FALSE(slots.Take("d").taken());
   taken.clear();
   EXPECT_TRUE(slots.Take("a").taken());
+  for (int i = 0; i < 6; ++i) taken.push_back(slots.Take("a"));
+  taken.erase(taken.begin() + 1, taken.end());
+  for (int i = 0; i < 5; ++i) taken.push_back(slots.Take("a"));
+  EXPECT_TRUE(taken.back().taken());
+  EXPECT_FALSE(slots.Take("a").taken()) << "its first stream still counts";
 }
 
 // A caller without the right to the call does not learn whether the service is busy.

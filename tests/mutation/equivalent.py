@@ -44,6 +44,8 @@ EQUIVALENT = (
                "a number of 0 is the same as none"),
     Equivalent("coordinator/machine/machine.cc", "const uint64_t number = (uint64_t{", "32", "33",
                "numbers of traces of different starts differ as well"),
+    Equivalent("coordinator/cluster/run_queue.cc", "KeyOf(a) < KeyOf(b)", "KeyOf(a) < KeyOf(b)", "KeyOf(a) <= KeyOf(b)",
+               "the keys of two runs differ"),
     Equivalent("coordinator/run/claims.cc", "uint64_t step = 0;", "0", "1", "every object has a value for it"),
     Equivalent("coordinator/run/prediction_error_cause.cc", "double predicted = 0;", "0", "1",
                "every object has a value for it"),
