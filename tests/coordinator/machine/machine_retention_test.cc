@@ -106,6 +106,7 @@ TEST_F(RetentionTest, TimeIsAnnounced) {
   cluster_->Run(absl::Hours(1));
   EXPECT_FALSE(Exists(run) || Stores(run));
   EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_DELETED, run, "--keep-runs-for"));
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_DELETED, run, "the run was deleted: "));
   EXPECT_THAT(TrainRun(), StartsWith("run-2")) << "numbers are not reused";
 }
 
