@@ -132,7 +132,10 @@ cadre_group* cadre_group_open(const cadre_group_options* options) {
                                                      : absl::InfiniteDuration();
   auto credentials = cadre::Credentials::FromFlags(OrEmpty(options->tls), options->insecure != 0,
                                                    cadre::Role::kWorker);
-  const absl::Status listed = cadre::CheckAddresses("coordinator", member.coordinator);
+  // A group without addresses can register its parameters, but not join.
+  const absl::Status listed = member.coordinator.empty()
+                                  ? absl::OkStatus()
+                                  : cadre::CheckAddresses("coordinator", member.coordinator);
   if (!listed.ok()) {
     group->Fail(listed);
   } else if (credentials.ok()) {
