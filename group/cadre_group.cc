@@ -366,7 +366,9 @@ int32_t cadre_group_finish(cadre_group* group) {
 }
 
 void cadre_group_close(cadre_group* group, const char* reason) {
-  if (group->member != nullptr) group->member->set_stop_reason(OrEmpty(reason), group->finished);
+  // A rank that has failed as its loop ended has not finished: the other ranks learn its reason.
+  const bool finished = group->finished && group->status.ok();
+  if (group->member != nullptr) group->member->set_stop_reason(OrEmpty(reason), finished);
   group->handoff.Cancel();
   delete group;
 }
