@@ -326,10 +326,7 @@ TEST_F(RestoreShardTest, NoSourceParksTheRun) {
   EXPECT_TRUE(cluster_.last_status.ok()) << cluster_.last_status;
   ExpectParked(run);  // Nothing has changed.
 
-  cluster_.Kill(agg(0));
-  agg(0).shards = disk;
-  agg(0).wiped = false;
-  cluster_.Restart(agg(0));
+  RestoreDisk(agg(0), disk);
   ExpectParked(run);
   cluster_.ResumeRun(run);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
@@ -377,10 +374,7 @@ TEST_F(RestoreShardTest, ResumedRunWaitsForWorkersAsARunningOne) {
   cluster_.Run(absl::Minutes(1));
   cluster_.Wipe(agg(0));
   ExpectParked(run);
-  cluster_.Kill(agg(0));
-  agg(0).shards = disk;
-  agg(0).wiped = false;
-  cluster_.Restart(agg(0));
+  RestoreDisk(agg(0), disk);
   cluster_.ResumeRun(run);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << "it has started before";
 }
@@ -495,10 +489,7 @@ TEST_F(RestoreShardTest, ClosingRoundIsFinishedAfterResume) {
   cluster_.Fail(cluster_.Lead(run, 1));
   cluster_.Wipe(agg(0));
   ExpectParked(run);
-  cluster_.Kill(agg(0));
-  agg(0).shards = disk;
-  agg(0).wiped = false;
-  cluster_.Restart(agg(0));
+  RestoreDisk(agg(0), disk);
   cluster_.ResumeRun(run);
   EXPECT_EQ(VersionOf(run), 2u);
 }

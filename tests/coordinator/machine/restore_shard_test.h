@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/coordinator/machine/fake_cluster.h"
@@ -27,6 +28,13 @@ class RestoreShardTest : public MachineTest {
   }
   uint32_t VersionOf(const std::string& run) { return cluster_.RunStatus(run).version(); }
   FakeAggregator& agg(int i) { return cluster_.aggregators()[i]; }
+  // The aggregator returns with the disk that it had lost.
+  void RestoreDisk(FakeAggregator& aggregator, decltype(FakeAggregator::shards) disk) {
+    cluster_.Kill(aggregator);
+    aggregator.shards = std::move(disk);
+    aggregator.wiped = false;
+    cluster_.Restart(aggregator);
+  }
   void ExpectRestored(const std::string& run) {
     EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
     EXPECT_EQ(ReasonOf(run), "");

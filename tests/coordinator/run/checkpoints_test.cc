@@ -70,7 +70,7 @@ TEST_F(CheckpointsTest, LastOneIsThere) {
   EXPECT_FALSE(run_.checkpoint().last_missing());
 }
 
-TEST_F(CheckpointsTest, NobodyHasReportedTheLastOne) {
+TEST_F(CheckpointsTest, MissingLastOneIsNamed) {
   Record(15, "disk full");
   EXPECT_EQ(checkpoints_.End(),
             "the last checkpoint, of step 20, is missing: group 0 has not written it");
