@@ -361,8 +361,7 @@ const std::vector<Flag>& GlobalFlags() {
   static const std::vector<Flag> flags = {
       {"coordinator", kText, "HOST:PORT",
        "address of the coordinator, or of several, separated by commas, of which one leads "
-       "(default "
-       "$CADRE_COORDINATOR, otherwise 127.0.0.1:7000)"},
+       "(default $CADRE_COORDINATOR, otherwise 127.0.0.1:7000)"},
       {"tls", kFolder, "DIR",
        "credentials for the coordinator: ca.crt, tls.crt and tls.key (default $CADRE_TLS)"},
       {"insecure", kSwitch, "", "connect, or start a local cluster, without TLS"},
