@@ -286,7 +286,7 @@ EndedRun RunWithStatus::Ended() const {
                  .ended = absl::FromUnixMillis(record.ended_ms())};
   if (record.removal_ms() != 0) ended.removal = absl::FromUnixMillis(record.removal_ms());
   if (!ended.has_version) return ended;
-  // The newest version and the one before are always stored.
+  // The newest version and the one before are always stored, also if the record has none of them.
   std::set<uint32_t> versions(record.kept().begin(), record.kept().end());
   const uint32_t newest = std::max(record.version(), 1U);
   versions.insert({newest, newest - 1});

@@ -50,7 +50,8 @@ void ShardChoice::Unassign() {
 }
 
 // What the aggregator reserves for a shard of this run that it has opened, before the shards were
-// to be chosen again: it serves the next one.
+// to be chosen again: it serves the next one. An estimate, because the number of shards may have
+// differed; an aggregator with less space refuses the shard.
 int64_t ShardChoice::OwnReservation(const Member& member) const {
   if (!absl::c_linear_search(record_.former_shards(), member.record.name())) return 0;
   const size_t requested = run_.spec().cluster().aggregators();
