@@ -56,6 +56,13 @@ absl::Status CheckFreeDescriptor() {
       absl::StrCat("no further file or connection can be opened: ", DescriptorLimitText()));
 }
 
+uint64_t FreeDescriptors() {
+  rlimit limit{};
+  const uint64_t open = OpenDescriptors();
+  if (open == 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  return limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, open);
+}
+
 std::string DescriptorLimitText() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);

@@ -29,6 +29,9 @@ void RaiseDescriptorLimit();
 // now.
 absl::Status CheckFreeDescriptor();
 
+// How many descriptors can be opened beside those that are open; 0 if it is not known.
+uint64_t FreeDescriptors();
+
 // "the limit of open files (RLIMIT_NOFILE) is N; raise it, ...", with the remedy.
 std::string DescriptorLimitText();
 

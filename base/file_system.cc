@@ -16,6 +16,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/file_limit.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -190,7 +191,10 @@ absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view pa
     case ENOSPC:
     case EDQUOT:
     case EFBIG:
+    case ENFILE:
       return absl::ResourceExhaustedError(message);
+    case EMFILE:
+      return absl::ResourceExhaustedError(absl::StrCat(message, ": ", DescriptorLimitText()));
     default:
       return absl::ErrnoToStatus(error, absl::StrCat("cannot ", what, " ", path));
   }

@@ -111,8 +111,16 @@ uint64_t BlockFileHead::BytesOf(uint64_t index) const {
   return std::min<uint64_t>(block_bytes, data_bytes - index * block_bytes);
 }
 
-BlockFile::BlockFile(std::unique_ptr<File> file, std::string path, BlockFileHead head)
-    : file_(std::move(file)), path_(std::move(path)), head_(std::move(head)) {}
+BlockFile::BlockFile(FileSystem& files, std::unique_ptr<File> file, std::string path,
+                     BlockFileHead head)
+    : files_(files), file_(std::move(file)), path_(std::move(path)), head_(std::move(head)) {}
+
+template <typename Use>
+auto BlockFile::WithFile(const Use& use) const -> decltype(use(std::declval<const File&>())) {
+  if (file_ != nullptr) return use(*file_);
+  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, files_.Open(path_, Access::kRead));
+  return use(*file);
+}
 
 absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Create(FileSystem& files,
                                                              const std::string& path,
@@ -122,14 +130,14 @@ absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Create(FileSystem& files,
     files.RemoveFile(path).IgnoreError();
     return status;
   }
-  return std::unique_ptr<BlockFile>(new BlockFile(std::move(file), path, std::move(head)));
+  return std::unique_ptr<BlockFile>(new BlockFile(files, std::move(file), path, std::move(head)));
 }
 
 absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Open(FileSystem& files,
                                                            const std::string& path, Access access) {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, files.Open(path, access));
   CADRE_ASSIGN_OR_RETURN(BlockFileHead head, ReadHead(*file, path));
-  return std::unique_ptr<BlockFile>(new BlockFile(std::move(file), path, std::move(head)));
+  return std::unique_ptr<BlockFile>(new BlockFile(files, std::move(file), path, std::move(head)));
 }
 
 uint64_t BlockFile::Position(uint64_t index) const {
@@ -172,7 +180,9 @@ absl::Status BlockFile::ReadPart(uint64_t index, uint64_t inside, std::span<char
   } else {
     position += sizeof(*crc) + inside;
   }
-  CADRE_ASSIGN_OR_RETURN(const size_t n, file_->ReadAt(position, check, data));
+  CADRE_ASSIGN_OR_RETURN(const size_t n, WithFile([&](const File& file) {
+                           return file.ReadAt(position, check, data);
+                         }));
   if (n == check.size() + data.size()) return absl::OkStatus();
   return Damaged(path_, absl::StrCat("block ", index, " of ", head_.blocks(), " is truncated"));
 }
@@ -211,7 +221,8 @@ absl::Status BlockFile::Verify() const {
 }
 
 absl::Status BlockFile::CheckSize() const {
-  CADRE_ASSIGN_OR_RETURN(const uint64_t actual, file_->Size());
+  CADRE_ASSIGN_OR_RETURN(const uint64_t actual,
+                         WithFile([](const File& file) { return file.Size(); }));
   const uint64_t size =
       sizeof(FixedHead) + head_.meta.size() + head_.data_bytes + head_.blocks() * sizeof(uint32_t);
   if (actual < size) return Damaged(path_, "is truncated");

@@ -68,6 +68,9 @@ class BlockFile {
   absl::Status RewriteHead(std::string meta, uint64_t data_bytes);
   // Makes all writes durable.
   absl::Status Sync();
+  // From now on the file is open only while it is read, for callers that read more files than a
+  // process may have open. Requires: no writes follow, and no concurrent use of the file.
+  void CloseBetweenReads() { file_.reset(); }
 
   // Reads and checks a block. Requires: data has head().BytesOf(index) bytes.
   absl::Status ReadBlock(uint64_t index, std::span<char> data) const;
@@ -86,11 +89,16 @@ class BlockFile {
   absl::Status CheckSize() const;
 
  private:
-  BlockFile(std::unique_ptr<File> file, std::string path, BlockFileHead head);
+  BlockFile(FileSystem& files, std::unique_ptr<File> file, std::string path, BlockFileHead head);
 
   uint64_t Position(uint64_t index) const;
+  // Returns use(file).
+  template <typename Use>
+  auto WithFile(const Use& use) const -> decltype(use(std::declval<const File&>()));
 
-  const std::unique_ptr<File> file_;
+  FileSystem& files_;
+  // Null after CloseBetweenReads.
+  std::unique_ptr<File> file_;
   const std::string path_;
   BlockFileHead head_;
 };
@@ -131,6 +139,8 @@ class BlockScan {
   explicit BlockScan(std::unique_ptr<BlockFile> file);
 
   const BlockFile& file() const { return *file_; }
+  // As BlockFile.
+  void CloseBetweenReads() { file_->CloseBetweenReads(); }
 
   // Reads the bytes at `offset` of the data. Requires: they are inside.
   absl::Status Read(uint64_t offset, std::span<char> data);

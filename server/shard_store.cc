@@ -59,6 +59,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
+#include "base/file_limit.h"
 #include "base/status.h"
 #include "kernels/codec/coding.h"
 #include "server/archive.h"
@@ -405,8 +406,12 @@ absl::StatusOr<VersionStats> ShardStore::WriteInitial(const RunTerms& terms,
       [](int, Interval) { return absl::OkStatus(); }, finish);
 }
 
+// A round has one contribution for each rank of its groups, which may be more files than the
+// process may have open. Those for which there is no room are opened for each read.
 absl::StatusOr<RoundMean::Files> ShardStore::OpenContributions(const ApplyPlan& plan) {
   RoundMean::Files files;
+  // The other half is for connections, and for other rounds.
+  uint64_t room = FreeDescriptors() / 2;
   std::map<ContributionKey, std::vector<Interval>> unindexed;
   for (const GroupSource& group : plan.groups) {
     for (const SourceSegment& segment : group.segments) {
@@ -416,6 +421,11 @@ absl::StatusOr<RoundMean::Files> ShardStore::OpenContributions(const ApplyPlan& 
             std::unique_ptr<BlockFile> file,
             BlockFile::Open(files_, folder_.Contribution(segment.key), Access::kRead));
         source = {std::make_unique<BlockScan>(std::move(file)), segment.frame};
+        if (room == 0) {
+          source.file->CloseBetweenReads();
+        } else {
+          --room;
+        }
       }
       if (segment.key.seed || !plan.order.has_up() || source.frame != nullptr) continue;
       unindexed[segment.key].push_back(segment.span);
