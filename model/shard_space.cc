@@ -22,10 +22,13 @@ int64_t SpaceOfShard(const v1::RunSpec& spec, int64_t elements, int64_t copied) 
   const int64_t states = StatesOf(averaging);
   const int64_t frames = FramesOf(averaging);
   const int64_t versions = 3 + int64_t{MaxOlderVersions(averaging)};
+  const int64_t values = elements * (versions * (1 + states) + frames + groups);
   // The next version of a copy is fetched before the one that it replaces is removed.
-  const int64_t values =
-      elements * (versions * (1 + states) + frames + groups) + 2 * copied * (1 + states + frames);
-  return values * int64_t{sizeof(float)};
+  return values * int64_t{sizeof(float)} + 2 * SpaceOfCopy(averaging, copied);
+}
+
+int64_t SpaceOfCopy(const v1::Averaging& averaging, int64_t copied) {
+  return copied * (1 + StatesOf(averaging) + FramesOf(averaging)) * int64_t{sizeof(float)};
 }
 
 int64_t SpaceOfLargestShard(const v1::RunSpec& spec, uint64_t parameters, uint32_t shards) {

@@ -19,6 +19,8 @@ inline constexpr char kTooLittleSpace[] = "the disk has too little space";
 // contributions of all groups that the run has at its start. Not counted: groups that are added
 // later, a damaged version that is kept, headers and checksums (below 0.1 %).
 int64_t SpaceOfShard(const v1::RunSpec& spec, int64_t elements, int64_t copied);
+// The part of it for each of the two versions of the copy.
+int64_t SpaceOfCopy(const v1::Averaging& averaging, int64_t copied);
 // The same for the largest shard of a model of `parameters` elements that is divided among `shards`
 // aggregators. Requires: shards > 0.
 int64_t SpaceOfLargestShard(const v1::RunSpec& spec, uint64_t parameters, uint32_t shards);

@@ -1,6 +1,6 @@
-// Orders are executed one at a time (server/order_queue.h) on a separate thread, because they wait
-// for the disk. They are not durable here: the coordinator repeats each until it is answered, and
-// all of them after a reconnect. A full queue therefore ends the stream.
+// Orders wait for the disk, so they are executed on threads of their own, in the order that the
+// queue decides (server/order_queue.h). They are not durable here: the coordinator repeats each
+// until it is answered, and all of them after a reconnect. A full queue therefore ends the stream.
 #include "server/aggregator.h"
 
 #include <glog/logging.h>
@@ -30,7 +30,6 @@ Aggregator::Aggregator(AggregatorOptions options)
     : options_(std::move(options)),
       incarnation_(NewIdentity()),
       orders_(options_.orders),
-      copies_(options_.orders),
       copy_client_(options_.server.credentials) {}
 
 Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
@@ -38,18 +37,19 @@ Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
 absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions options) {
   auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(std::move(options)));
   const AggregatorOptions& settings = aggregator->options_;
+  auto free_bytes = [folder = settings.data_dir]() -> absl::StatusOr<int64_t> {
+    std::error_code error;
+    const std::filesystem::space_info space = std::filesystem::space(folder, error);
+    if (error) return absl::UnavailableError(error.message());
+    return static_cast<int64_t>(space.available);
+  };
   CADRE_ASSIGN_OR_RETURN(aggregator->host_,
                          ShardHost::Open({.data_dir = settings.data_dir,
                                           .name = settings.name,
                                           .counters = &aggregator->counters_,
                                           .checkpoint_files = settings.checkpoint_files,
-                                          .archive = settings.archive}));
-  aggregator->host_->LimitSpace([folder = settings.data_dir]() -> absl::StatusOr<int64_t> {
-    std::error_code error;
-    const std::filesystem::space_info space = std::filesystem::space(folder, error);
-    if (error) return absl::UnavailableError(error.message());
-    return static_cast<int64_t>(space.available);
-  });
+                                          .archive = settings.archive,
+                                          .free_bytes = std::move(free_bytes)}));
   aggregator->service_ =
       std::make_unique<RoundsService>(settings.service, *aggregator->host_, aggregator->counters_);
   CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,
@@ -82,7 +82,6 @@ absl::Status Aggregator::Join() {
     {
       absl::MutexLock lock(&mutex_);
       orders_.Begin(epoch);
-      copies_.Begin(epoch);
     }
     return host_->SaveEpoch(epoch).ok();
   };
@@ -100,7 +99,7 @@ absl::Status Aggregator::Join() {
       if (heartbeat.warnings_size() == kMaxWarnings) break;
     }
     absl::MutexLock lock(&mutex_);
-    for (v1::DelayedOrder& delayed : DelayedOrders()) {
+    for (v1::DelayedOrder& delayed : orders_.Delayed(clock_.Now())) {
       *heartbeat.add_delayed_orders() = std::move(delayed);
     }
     return heartbeat;
@@ -108,8 +107,9 @@ absl::Status Aggregator::Join() {
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   // Orders that arrived earlier wait in the queue.
   reserved_bytes_ = host_->ReservedBytes();
-  order_thread_ = std::thread([this] { ExecuteOrders(&Aggregator::orders_); });
-  copy_thread_ = std::thread([this] { ExecuteOrders(&Aggregator::copies_); });
+  for (size_t i = 0; i < options_.orders.max_taken; ++i) {
+    order_threads_.emplace_back([this] { ExecuteOrders(); });
+  }
   return absl::OkStatus();
 }
 
@@ -132,8 +132,8 @@ void Aggregator::Collect(Metrics& metrics) const {
   {
     absl::MutexLock lock(&mutex_);
     metrics.Gauge("cadre_orders_delayed",
-                  "Orders of the coordinator that could not be carried out and are tried again.",
-                  static_cast<double>(DelayedOrders().size()));
+                  "Orders of the coordinator that have failed and are tried again, or take long.",
+                  static_cast<double>(orders_.Delayed(clock_.Now()).size()));
   }
   metrics.Gauge("cadre_archives_incomplete",
                 "Runs of which a version could not be archived, so that they cannot be replayed.",
@@ -154,8 +154,9 @@ void Aggregator::Drain(absl::Duration grace) {
     changed_.NotifyAll();
   }
   copy_client_.Cancel();
-  if (order_thread_.joinable()) order_thread_.join();
-  if (copy_thread_.joinable()) copy_thread_.join();
+  for (std::thread& thread : order_threads_) {
+    if (thread.joinable()) thread.join();
+  }
   if (daemon_ != nullptr) daemon_->Drain(grace);
   if (membership_ != nullptr) membership_->Stop("drained");
 }
@@ -182,41 +183,40 @@ bool Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
     LOG(WARNING) << "unexpected message: " << BodyName(message);
     return true;
   }
+  OnArrival(*host_, message);
   absl::MutexLock lock(&mutex_);
   changed_.NotifyAll();
-  if ((message.has_copy_shard() ? copies_ : orders_).Add(message)) return true;
+  if (orders_.Add(message, clock_.Now())) return true;
   // The coordinator repeats it when this member joins again.
   counters_.Add("orders_postponed");
   LOG(ERROR) << "too many waiting orders; joining again";
   return false;
 }
 
-std::vector<v1::DelayedOrder> Aggregator::DelayedOrders() const {
-  std::vector<v1::DelayedOrder> delayed = orders_.Delayed(clock_.Now());
-  for (v1::DelayedOrder& copy : copies_.Delayed(clock_.Now())) delayed.push_back(std::move(copy));
-  return delayed;
-}
-
-std::optional<v1::CoordinatorMessage> Aggregator::NextOrder(OrderQueue Aggregator::*queue) {
+std::optional<v1::CoordinatorMessage> Aggregator::NextOrder() {
   absl::MutexLock lock(&mutex_);
-  auto is_due = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return draining_ || (this->*queue).NextTime() <= clock_.Now();
+  std::optional<v1::CoordinatorMessage> order;
+  const auto take = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!draining_) order = orders_.Take(clock_.Now());
+    return draining_ || order.has_value();
   };
-  while (!changed_.WaitFor(mutex_, (this->*queue).NextTime() - clock_.Now(), is_due)) {
+  while (!changed_.WaitFor(mutex_, orders_.NextTime() - clock_.Now(), take)) {
   }
-  if (draining_) return std::nullopt;
-  return (this->*queue).Take(clock_.Now());
+  return order;
 }
 
-void Aggregator::ExecuteOrders(OrderQueue Aggregator::*queue) {
-  while (const std::optional<v1::CoordinatorMessage> order = NextOrder(queue)) {
+void Aggregator::ExecuteOrders() {
+  while (const std::optional<v1::CoordinatorMessage> order = NextOrder()) {
     OrderResult result = Execute(*order);
     std::optional<v1::MemberMessage> answer;
     {
       absl::MutexLock lock(&mutex_);
-      answer = (this->*queue).Finish(*order, std::move(result), clock_.Now());
+      answer = orders_.Finish(*order, std::move(result), clock_.Now());
     }
     if (answer.has_value()) Answer(*answer);
+    absl::MutexLock lock(&mutex_);
+    orders_.Release(*order);
+    changed_.NotifyAll();
   }
 }
 

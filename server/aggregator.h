@@ -4,13 +4,14 @@
 //   WaitForTermination();
 //   aggregator->Drain(absl::Seconds(3));
 //
-// One thread executes the coordinator's orders (OpenRun, Apply, CloseRun) as they arrive, another
-// one those to copy versions from other aggregators. An order that fails for a transient reason (a
-// full disk) is retried until it succeeds or the run is closed, and so is an Apply whose
-// contributions are incomplete, which each attempt reports (Applied.missing); heartbeats report
-// these orders with their reasons, and one that takes long. A permanent failure, and any failure to
-// create a shard, is reported in the answer (error). The coordinator repeats orders whose answer
-// was lost with a stream.
+// A pool of threads executes the coordinator's orders (OpenRun, Apply, CloseRun, CopyShard), those
+// of one run one after another, so that a disk that hangs in one run stops no other. Keys and
+// fences take effect when they arrive. An order that fails for a transient reason (a full disk) is
+// retried until it succeeds or the run is closed, and so is an Apply whose contributions are
+// incomplete, which each attempt reports (Applied.missing); heartbeats report these orders with
+// their reasons, and those that take long. A permanent failure, and any failure to create a shard,
+// is reported in the answer (error). The coordinator repeats orders whose answer was lost with a
+// stream.
 //
 // Thread-safe after Start.
 #pragma once
@@ -86,8 +87,8 @@ class Aggregator {
   absl::Status Ready() const ABSL_LOCKS_EXCLUDED(mutex_);
   void Collect(Metrics& metrics) const;
 
-  // Finishes the current order, gives streams at most `grace` to end, sends Goodbye and stops
-  // listening.
+  // Finishes the orders that are being executed, gives streams at most `grace` to end, sends
+  // Goodbye and stops listening.
   void Drain(absl::Duration grace);
 
  private:
@@ -97,14 +98,11 @@ class Aggregator {
   v1::Hello MakeHello() const;
   // False: the queue of orders is full.
   bool OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Main function of the thread that executes the orders of a queue.
-  void ExecuteOrders(OrderQueue Aggregator::*queue) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Main function of the threads that execute orders.
+  void ExecuteOrders() ABSL_LOCKS_EXCLUDED(mutex_);
   OrderResult Execute(const v1::CoordinatorMessage& order);
   // Waits for the next order. Returns nullopt when the aggregator drains.
-  std::optional<v1::CoordinatorMessage> NextOrder(OrderQueue Aggregator::*queue)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  // Those of both queues.
-  std::vector<v1::DelayedOrder> DelayedOrders() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<v1::CoordinatorMessage> NextOrder() ABSL_LOCKS_EXCLUDED(mutex_);
   void Answer(const v1::MemberMessage& message);
 
   const AggregatorOptions options_;
@@ -114,12 +112,10 @@ class Aggregator {
   mutable absl::Mutex mutex_;
   SteadyCondVar changed_;
   OrderQueue orders_ ABSL_GUARDED_BY(mutex_);
-  // The orders to copy versions, which wait for other aggregators.
-  OrderQueue copies_ ABSL_GUARDED_BY(mutex_);
   // Why the coordinator refuses this aggregator.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  // As of the last order. Heartbeats do not wait for the order in progress.
+  // As of the last order.
   std::atomic<uint64_t> reserved_bytes_ = 0;
   // Members are destroyed in reverse order: the daemon, then the service, then the host.
   std::unique_ptr<ShardHost> host_;
@@ -127,8 +123,7 @@ class Aggregator {
   std::unique_ptr<Daemon> daemon_;
   std::unique_ptr<MembershipClient> membership_;
   CopyClient copy_client_;
-  std::thread order_thread_;
-  std::thread copy_thread_;
+  std::vector<std::thread> order_threads_;
 };
 
 }  // namespace cadre

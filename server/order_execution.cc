@@ -113,6 +113,22 @@ bool IsOrder(const v1::CoordinatorMessage& message) {
          message.has_publish();
 }
 
+void OnArrival(ShardHost& host, const v1::CoordinatorMessage& message) {
+  if (message.has_fence()) host.Fence(message.fence());
+  if (!message.has_open_run()) return;
+  const v1::OpenRun& open = message.open_run();
+  if (host.ReportRun(open.run()).open().lineage() != open.lineage()) return;
+  v1::Fence fence;
+  fence.set_run(open.run());
+  for (const auto& [group, generation] : open.generations()) {
+    const auto key = open.keys().find(group);
+    fence.set_group(group);
+    fence.set_generation(generation);
+    fence.set_key(key == open.keys().end() ? "" : key->second);
+    host.Fence(fence);
+  }
+}
+
 OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order) {
   if (order.has_open_run()) return OpenRun(host, order.open_run());
   if (order.has_apply()) return Apply(host, order.apply());
@@ -123,6 +139,7 @@ OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order) {
     host.Publish(order.publish());
     return {};
   }
+  // It may precede the run, which was not open when the message arrived.
   host.Fence(order.fence());
   return {};
 }

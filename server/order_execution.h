@@ -23,7 +23,11 @@ struct OrderResult {
   std::optional<v1::MemberMessage> give_up;
 };
 
-// Waits for the disk. Requires: IsOrder(order).
+// What takes effect when the message arrives, before the orders that it follows are carried out:
+// keys and fences. Does not wait for the disk.
+void OnArrival(ShardHost& host, const v1::CoordinatorMessage& message);
+
+// Waits for the disk. Requires: IsOrder(order); OnArrival was called.
 OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order);
 
 }  // namespace cadre

@@ -28,7 +28,14 @@ std::string SubjectOf(const v1::CoordinatorMessage& order) {
   return absl::StrCat("close ", order.close_run().run());
 }
 
-const std::string& RunOf(const v1::CoordinatorMessage& order) {
+}  // namespace
+
+std::string BodyName(const v1::CoordinatorMessage& message) {
+  const auto* const field = message.GetDescriptor()->FindFieldByNumber(message.body_case());
+  return field == nullptr ? "nothing" : field->name();
+}
+
+const std::string& OrderQueue::RunOf(const v1::CoordinatorMessage& order) {
   if (order.has_open_run()) return order.open_run().run();
   if (order.has_apply()) return order.apply().run();
   if (order.has_fence()) return order.fence().run();
@@ -38,32 +45,48 @@ const std::string& RunOf(const v1::CoordinatorMessage& order) {
   return order.has_delete_run() ? order.delete_run().run() : order.close_run().run();
 }
 
-}  // namespace
-
-std::string BodyName(const v1::CoordinatorMessage& message) {
-  const auto* const field = message.GetDescriptor()->FindFieldByNumber(message.body_case());
-  return field == nullptr ? "nothing" : field->name();
+OrderQueue::Lane OrderQueue::LaneOf(const v1::CoordinatorMessage& order) {
+  return {order.has_copy_shard(), RunOf(order)};
 }
 
-bool OrderQueue::Add(v1::CoordinatorMessage order) {
+bool OrderQueue::HasThread(const Lane& lane) const {
+  if (taken_.size() >= options_.max_taken) return false;
+  const auto copies = std::count_if(taken_.begin(), taken_.end(),
+                                    [](const auto& taken) { return taken.first.first; });
+  return !lane.first || static_cast<size_t>(copies) < options_.max_taken / 2;
+}
+
+bool OrderQueue::IsFree(const Lane& lane) const {
+  return !taken_.contains(lane) && HasThread(lane);
+}
+
+bool OrderQueue::Add(v1::CoordinatorMessage order, absl::Time now) {
+  if (order.has_fence()) {
+    // Those of a run whose disk hangs do not fill the queue.
+    std::erase_if(new_, [subject = SubjectOf(order)](const Waiting& waiting) {
+      return waiting.order.has_fence() && SubjectOf(waiting.order) == subject;
+    });
+  }
   if (new_.size() >= options_.max_new) return false;
-  new_.push_back(std::move(order));
+  new_.push_back({std::move(order), now});
   return true;
 }
 
 std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
-  const bool skip_retries = std::exchange(retried_, false) && !new_.empty();
+  const auto next = std::find_if(new_.begin(), new_.end(), [this](const Waiting& waiting) {
+    return IsFree(LaneOf(waiting.order));
+  });
+  const bool skip_retries = std::exchange(retried_, false) && next != new_.end();
   for (auto it = failed_.begin(); it != failed_.end() && !skip_retries; ++it) {
-    if (it->second.when > now) continue;
+    if (it->second.when > now || !IsFree(LaneOf(it->second.order))) continue;
     retried_ = true;
     v1::CoordinatorMessage order = std::move(it->second.order);
     failed_.erase(it);
-    Begin(order, now);
-    return order;
+    return Begin(std::move(order), now);
   }
-  if (new_.empty()) return std::nullopt;
-  v1::CoordinatorMessage order = std::move(new_.front());
-  new_.pop_front();
+  if (next == new_.end()) return std::nullopt;
+  v1::CoordinatorMessage order = std::move(next->order);
+  new_.erase(next);
   failed_.erase(SubjectOf(order));
   if (order.has_close_run() || order.has_delete_run()) {
     for (const absl::string_view kind : {"open ", "apply ", "close "}) {
@@ -72,32 +95,33 @@ std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
       if (obsolete != SubjectOf(order)) delays_.erase(obsolete);
     }
   }
-  Begin(order, now);
-  return order;
+  return Begin(std::move(order), now);
 }
 
-void OrderQueue::Begin(const v1::CoordinatorMessage& order, absl::Time now) {
-  Taken& taken = taken_.emplace();
+v1::CoordinatorMessage OrderQueue::Begin(v1::CoordinatorMessage order, absl::Time now) {
+  Taken& taken = taken_[LaneOf(order)];
   taken.subject = SubjectOf(order);
   taken.delay.since = now;
   taken.delay.order.set_run(RunOf(order));
   taken.delay.order.set_order(BodyName(order));
+  return order;
 }
 
 std::optional<v1::MemberMessage> OrderQueue::Finish(const v1::CoordinatorMessage& order,
                                                     OrderResult result, absl::Time now) {
-  const bool gives_up = result.give_up && now - TakenSince() >= options_.create_patience;
+  const std::string subject = SubjectOf(order);
+  const auto delayed = delays_.find(subject);
+  const auto taken = taken_.find(LaneOf(order));
+  const absl::Time first = delayed != delays_.end() ? delayed->second.since
+                           : taken != taken_.end()  ? taken->second.delay.since
+                                                    : now;
+  const bool gives_up = result.give_up && now - first >= options_.create_patience;
   if (result.repeat.ok() || gives_up) {
-    Succeeded();
+    delays_.erase(subject);
   } else {
-    Failed(order, result.repeat.message(), now);
+    Failed(order, result.repeat.message(), first, now);
   }
   return gives_up ? std::move(result.give_up) : std::move(result.answer);
-}
-
-void OrderQueue::Succeeded() {
-  if (taken_) delays_.erase(taken_->subject);
-  taken_.reset();
 }
 
 void OrderQueue::Begin(uint64_t epoch) {
@@ -108,20 +132,27 @@ void OrderQueue::Begin(uint64_t epoch) {
   delays_.clear();
 }
 
-void OrderQueue::Failed(v1::CoordinatorMessage order, absl::string_view reason, absl::Time now) {
-  const std::optional<Taken> taken = std::exchange(taken_, std::nullopt);
+void OrderQueue::Failed(v1::CoordinatorMessage order, absl::string_view reason, absl::Time first,
+                        absl::Time now) {
   if (order.epoch() < epoch_) return;
   const std::string subject = SubjectOf(order);
-  if (taken) {
-    Delay& delay = delays_.try_emplace(subject, taken->delay).first->second;
-    delay.order.set_reason(std::string(reason));
-  }
+  Delay& delay = delays_[subject];
+  delay.since = first;
+  delay.order.set_run(RunOf(order));
+  delay.order.set_order(BodyName(order));
+  delay.order.set_reason(std::string(reason));
   failed_.insert_or_assign(subject, Retry{std::move(order), now + options_.retry_wait});
 }
 
-absl::Time OrderQueue::TakenSince() const {
-  const auto delayed = delays_.find(taken_->subject);
-  return delayed == delays_.end() ? taken_->delay.since : delayed->second.since;
+std::string OrderQueue::BusyText(absl::Time now) const {
+  const Taken& oldest =
+      std::min_element(taken_.begin(), taken_.end(), [](const auto& a, const auto& b) {
+        return a.second.delay.since < b.second.delay.since;
+      })->second;
+  return absl::StrCat(
+      "it waits, because all threads for orders are busy (", taken_.size(), "), the longest with ",
+      oldest.delay.order.order(), " of ", oldest.delay.order.run(), " for ",
+      absl::FormatDuration(absl::Floor(now - oldest.delay.since, absl::Seconds(1))));
 }
 
 std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
@@ -130,18 +161,34 @@ std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
     all.push_back(delay.order);
     all.back().set_seconds(static_cast<float>(absl::ToDoubleSeconds(now - delay.since)));
   };
+  for (const auto& [lane, taken] : taken_) {
+    // A failed one is listed with its error, also while it is tried again.
+    const bool is_slow = now - taken.delay.since >= kSlowOrder;
+    if (is_slow && !delays_.contains(taken.subject)) add(taken.delay);
+  }
   for (const auto& [subject, delay] : delays_) add(delay);
-  // A failed one is listed with its error, also while it is tried again.
-  const bool is_slow = taken_ && now - taken_->delay.since >= kSlowOrder;
-  if (is_slow && !delays_.contains(taken_->subject)) add(taken_->delay);
+  for (const Waiting& waiting : new_) {
+    const Lane lane = LaneOf(waiting.order);
+    if (now - waiting.since < kSlowOrder || taken_.contains(lane) || HasThread(lane)) continue;
+    Delay delay{.since = waiting.since};
+    delay.order.set_run(lane.second);
+    delay.order.set_order(BodyName(waiting.order));
+    delay.order.set_reason(BusyText(now));
+    add(delay);
+  }
   if (all.size() > kMaxDelayedOrders) all.resize(kMaxDelayedOrders);
   return all;
 }
 
 absl::Time OrderQueue::NextTime() const {
-  if (!new_.empty()) return absl::InfinitePast();
+  const bool any = std::any_of(new_.begin(), new_.end(), [this](const Waiting& waiting) {
+    return IsFree(LaneOf(waiting.order));
+  });
+  if (any) return absl::InfinitePast();
   absl::Time next = absl::InfiniteFuture();
-  for (const auto& [subject, retry] : failed_) next = std::min(next, retry.when);
+  for (const auto& [subject, retry] : failed_) {
+    if (IsFree(LaneOf(retry.order))) next = std::min(next, retry.when);
+  }
   return next;
 }
 

@@ -1,18 +1,22 @@
 // The orders of the coordinator that an aggregator has not carried out: new ones, in the order of
 // arrival, and failed ones that are tried again.
 //
-// A pure state machine: time is an argument. Its drivers are server/aggregator, with a thread that
-// carries the orders out, and tests/simulation/simulated_aggregator. Thread-compatible.
+// A pure state machine: time is an argument. Its drivers are server/aggregator, with a pool of
+// threads that carry the orders out, and tests/simulation/simulated_aggregator. Thread-compatible.
 //
 //   while (const auto order = queue.Take(now)) {
 //     if (const auto answer = queue.Finish(*order, ExecuteOrder(host, *order), now)) Send(*answer);
+//     queue.Release(*order);
 //   }
 //
-// Guarantees: a failed order is tried again `retry_wait` after its failure, whatever else arrives.
-// One that creates a shard is given up when it has failed for `create_patience`.
-// A newer order of the same kind for the same run replaces it; CloseRun and DeleteRun remove it.
-// At most one retry precedes a new order, so that slow retries do not delay a CloseRun that makes
-// room.
+// Guarantees: several orders may be carried out at the same time, but one at a time for each run,
+// in the order of arrival, so that a disk that hangs or a large shard stops no other run. Orders to
+// copy a version, which wait for another aggregator, are apart from the other orders of their run,
+// and take at most half of the threads. A failed order is tried again `retry_wait` after its
+// failure, whatever else arrives. One that creates a shard is given up when it has failed for
+// `create_patience`. A newer order of the same kind for the same run replaces a failed one;
+// CloseRun and DeleteRun remove it. At most one retry precedes a new order, so that slow retries do
+// not delay a CloseRun that makes room.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +25,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -42,58 +47,74 @@ class OrderQueue {
     absl::Duration create_patience = absl::Seconds(15);
     // Maximum number of new orders that wait, enough for several per run. Requires: positive.
     size_t max_new = 4096;
+    // Maximum number of orders that are carried out at the same time. Requires: at least 2.
+    size_t max_taken = 16;
   };
   explicit OrderQueue(const Options& options) : options_(options) {}
 
+  // The run that the order concerns.
+  static const std::string& RunOf(const v1::CoordinatorMessage& order);
+
   // Returns false, and drops the order, if `max_new` new orders are waiting.
-  bool Add(v1::CoordinatorMessage order);
-  // Removes and returns the order to carry out now, if any. Finish must follow.
+  bool Add(v1::CoordinatorMessage order, absl::Time now);
+  // Removes and returns an order to carry out now, if there is one. Finish and Release must follow.
   std::optional<v1::CoordinatorMessage> Take(absl::Time now);
-  // The order that Take returned last was carried out with this result. Returns the answer to the
-  // coordinator, if there is one.
+  // The order was carried out with this result. Returns the answer to the coordinator, if there is
+  // one; the run takes no other order until Release, so that answers are sent in order.
   std::optional<v1::MemberMessage> Finish(const v1::CoordinatorMessage& order, OrderResult result,
                                           absl::Time now);
+  void Release(const v1::CoordinatorMessage& order) { taken_.erase(LaneOf(order)); }
   // A coordinator with this epoch has started: drops the orders of earlier ones. It repeats those
   // that are still valid; if its store is older, it does not know the others.
   void Begin(uint64_t epoch);
-  // The orders to report in heartbeats, at most 64: those that have failed and are tried again, and
-  // one that takes longer than five seconds.
+  // The orders to report in heartbeats, at most 64: those that have failed and are tried again,
+  // those that take longer than five seconds, and, if all threads are busy, those that have waited
+  // longer.
   std::vector<v1::DelayedOrder> Delayed(absl::Time now) const;
-  // When Take returns an order if none is added; InfinitePast: now.
+  // When Take returns an order if none is added or released; InfinitePast: now.
   absl::Time NextTime() const;
 
  private:
+  // Whether it is an order to copy a version, and the run. Of each, one order is taken at a time.
+  using Lane = std::pair<bool, std::string>;
+  struct Waiting {
+    v1::CoordinatorMessage order;
+    absl::Time since;
+  };
   struct Retry {
     v1::CoordinatorMessage order;
     absl::Time when;
   };
-
-  // Take returns this order.
-  void Begin(const v1::CoordinatorMessage& order, absl::Time now);
-  // The order that Take returned last is carried out, or cannot be.
-  void Succeeded();
-  // It has failed for a reason that may pass.
-  void Failed(v1::CoordinatorMessage order, absl::string_view reason, absl::Time now);
-  // When it was carried out for the first time. Requires: there is one.
-  absl::Time TakenSince() const;
-
-  const Options options_;
-  std::deque<v1::CoordinatorMessage> new_;
-  uint64_t epoch_ = 0;
-  // By subject.
-  std::map<std::string, Retry> failed_;
-  // Orders that have failed and were not carried out since, by subject.
   struct Delay {
     v1::DelayedOrder order;
     absl::Time since;
   };
-  std::map<std::string, Delay> delays_;
-  // The order that Take returned last, until its Finish.
   struct Taken {
     std::string subject;
     Delay delay;
   };
-  std::optional<Taken> taken_;
+
+  static Lane LaneOf(const v1::CoordinatorMessage& order);
+  // Whether Take may return the order: there is a thread for it.
+  bool IsFree(const Lane& lane) const;
+  bool HasThread(const Lane& lane) const;
+  // Take returns this order.
+  v1::CoordinatorMessage Begin(v1::CoordinatorMessage order, absl::Time now);
+  // It has failed for a reason that may pass. `first`: when it was carried out for the first time.
+  void Failed(v1::CoordinatorMessage order, absl::string_view reason, absl::Time first,
+              absl::Time now);
+  // "all 16 threads are busy, ...". Requires: an order is taken.
+  std::string BusyText(absl::Time now) const;
+
+  const Options options_;
+  std::deque<Waiting> new_;
+  uint64_t epoch_ = 0;
+  // By subject.
+  std::map<std::string, Retry> failed_;
+  // Orders that have failed and were not carried out since, by subject.
+  std::map<std::string, Delay> delays_;
+  // The orders that Take has returned, until their Release.
+  std::map<Lane, Taken> taken_;
   // Take returned a failed order last.
   bool retried_ = false;
 };

@@ -84,17 +84,27 @@ absl::StatusOr<std::vector<ShardStore::Fill>> InitialStates(
   return states;
 }
 
+// Elements of the other shard that this aggregator copies; 0: none.
+int64_t CopiedElements(const v1::OpenRun& open, int64_t parameters) {
+  const uint32_t shards = std::max(1U, open.shards());
+  if (!HasCopies(open.spec().averaging(), shards)) return 0;
+  return ShardSpan(parameters, CopiedShard(open.shard(), shards), shards).size();
+}
+
 }  // namespace
+
+absl::StatusOr<int64_t> CopySpaceOf(const v1::OpenRun& open) {
+  CADRE_ASSIGN_OR_RETURN(const ParameterIndex index,
+                         ParameterIndex::FromModel(open.spec().model()));
+  return SpaceOfCopy(open.spec().averaging(), CopiedElements(open, index.size()));
+}
 
 absl::StatusOr<int64_t> SpaceOf(const v1::OpenRun& open) {
   CADRE_ASSIGN_OR_RETURN(const ParameterIndex index,
                          ParameterIndex::FromModel(open.spec().model()));
   const uint32_t shards = std::max(1U, open.shards());
-  const int64_t copied =
-      !HasCopies(open.spec().averaging(), shards)
-          ? 0
-          : ShardSpan(index.size(), CopiedShard(open.shard(), shards), shards).size();
-  return SpaceOfShard(open.spec(), ShardSpan(index.size(), open.shard(), shards).size(), copied);
+  return SpaceOfShard(open.spec(), ShardSpan(index.size(), open.shard(), shards).size(),
+                      CopiedElements(open, index.size()));
 }
 
 absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {

@@ -15,6 +15,8 @@ namespace cadre {
 // SpaceOfShard (model/shard_space.h) of this aggregator's shard of the run. Takes no memory in
 // proportion to the model. Errors: InvalidArgument if the model is invalid.
 absl::StatusOr<int64_t> SpaceOf(const v1::OpenRun& open);
+// The part of it for each version of the copy of another shard; 0: this aggregator holds none.
+absl::StatusOr<int64_t> CopySpaceOf(const v1::OpenRun& open);
 
 // Errors: InvalidArgument if the model is invalid, or a name is not a valid file name.
 absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open);

@@ -1,7 +1,7 @@
-// Two mutexes divide the work. `mutex_` protects the ledger and is held for decisions and for
-// opening files, never while blocks are read or written. `order_mutex_` is held during a whole
-// order of the coordinator, including its disk I/O, so orders exclude one another while ranks stage
-// and pull.
+// A mutex and turns divide the work. `mutex_` protects the ledger and is held for decisions and for
+// opening files, never while blocks are read or written. An order has the turn of its run during
+// its disk I/O, so the orders of a run exclude one another, while ranks stage and pull and the
+// orders of other runs are carried out.
 //
 // Every operation follows the same pattern: decide under the mutex, do the I/O without it, and
 // report the result under the mutex. The state may have changed in between (a newer stream, a
@@ -17,6 +17,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -24,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/digest.h"
+#include "base/file_limit.h"
 #include "base/protocol.h"
 #include "base/secret_key.h"
 #include "base/status.h"
@@ -63,12 +65,25 @@ absl::StatusOr<std::unique_ptr<VersionReader>> ReadState(uint32_t state,
   return std::move(states->reader);
 }
 
+// Empty without a version.
+v1::ShardState StateOf(const std::vector<v1::ShardState>& states, const std::string& run) {
+  const auto found = std::find_if(states.begin(), states.end(),
+                                  [&](const v1::ShardState& state) { return state.run() == run; });
+  return found == states.end() ? v1::ShardState() : *found;
+}
+
 }  // namespace
 
 ShardHost::ShardHost(std::unique_ptr<ShardStore> store, const Options& options)
     : store_(std::move(store)),
       counters_(options.counters),
-      checkpoint_files_(options.checkpoint_files) {}
+      checkpoint_files_(options.checkpoint_files),
+      free_bytes_(options.free_bytes),
+      runs_([this](const std::string& run, const KnownRuns::Run& known)
+                ABSL_NO_THREAD_SAFETY_ANALYSIS -> int64_t {
+                  return ledger_.StoredElements(run) * int64_t{sizeof(float)} +
+                         store_->copies().CountVersions(run) * known.copy;
+                }) {}
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const Options& options) {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store,
@@ -80,7 +95,6 @@ absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const Options& option
 }
 
 absl::Status ShardHost::Restore() {
-  absl::MutexLock turn(&order_mutex_);
   CADRE_ASSIGN_OR_RETURN(const std::vector<ShardStore::FoundRun> runs, store_->Load());
   for (const ShardStore::FoundRun& found : runs) {
     const absl::StatusOr<RunTerms> terms = RunTermsOf(found.open);
@@ -90,7 +104,7 @@ absl::Status ShardHost::Restore() {
     }
     absl::MutexLock lock(&mutex_);
     Remove(ledger_.Restore(*terms, found.closed, found.versions, found.contributions));
-    opened_[found.open.run()] = {found.open, found.closed, SpaceOf(found.open).value_or(0)};
+    runs_.Set(found.open, found.closed);
     // Old versions are left if the process ended between a commit and their removal.
     for (const uint32_t version : ledger_.ForgetObsolete(found.open.run())) {
       store_->RemoveVersion(found.open.run(), version);
@@ -117,7 +131,9 @@ absl::Status ShardHost::CheckProtocol(uint32_t protocol) const {
 }
 
 absl::Status ShardHost::CountError(absl::Status status) const {
-  if (absl::IsResourceExhausted(status)) counters_->Add("disk_full");
+  if (absl::IsResourceExhausted(status)) {
+    counters_->Add(FreeDescriptors() == 0 ? "open_files_exhausted" : "disk_full");
+  }
   if (absl::IsDataLoss(status)) counters_->Add("damaged_files");
   if (status.ok()) return status;
   LOG(ERROR) << status;
@@ -146,39 +162,44 @@ void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
   for (const ContributionKey& key : keys) store_->RemoveContribution(key);
 }
 
+absl::StatusOr<Opened> ShardHost::BeginRun(const v1::OpenRun& open, const RunTerms& terms,
+                                           const std::optional<KnownRuns::Run>& known) {
+  const bool replaces = known && known->open.lineage() != open.lineage();
+  if (known && !replaces) PublishUntil(open.run(), open.version());
+  absl::MutexLock lock(&mutex_);
+  Decision<Opened> decision = ledger_.OpenRun(terms);
+  if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
+  Opened opened = std::get<Opened>(std::move(decision));
+  if (replaces) {
+    CADRE_RETURN_IF_ERROR(CountError(store_->ArchiveRun(open.run(), known->open.lineage())));
+    runs_.Erase(open.run());
+  }
+  Remove(opened.dropped);
+  return opened;
+}
+
 absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
-  absl::MutexLock turn(&order_mutex_);
-  CADRE_ASSIGN_OR_RETURN(const int64_t space, SpaceOf(open));
+  const RunTurns::Turn turn = turns_.Begin(open.run());
+  CADRE_RETURN_IF_ERROR(SpaceOf(open).status());
   // Files of a removed folder must not be created again beside those that are missing.
   CADRE_RETURN_IF_ERROR(CountError(store_->CheckFolder()));
-  const auto known = opened_.find(open.run());
+  const std::optional<KnownRuns::Run> known = Known(open.run());
+  const absl::Cleanup release = [&] {
+    absl::MutexLock lock(&mutex_);
+    runs_.Release(open.run());
+  };
   v1::RunOpened answer;
   answer.set_run(open.run());
   answer.set_shard(open.shard());
   answer.set_shards(open.shards());
-  if (known == opened_.end() && open.version() == 0 && !open.has_hollow()) {
-    if (const std::string full = CheckSpace(open, space); !full.empty()) {
+  if (!known && open.version() == 0 && !open.has_hollow()) {
+    if (const std::string full = Reserve(open); !full.empty()) {
       answer.set_error(full);
       return answer;
     }
   }
   CADRE_ASSIGN_OR_RETURN(const RunTerms terms, RunTermsOf(open));
-  if (known != opened_.end() && known->second.open.lineage() == open.lineage()) {
-    PublishUntil(open.run(), open.version());
-  }
-  Opened opened;
-  {
-    absl::MutexLock lock(&mutex_);
-    Decision<Opened> decision = ledger_.OpenRun(terms);
-    if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
-    opened = std::get<Opened>(std::move(decision));
-    if (known != opened_.end() && known->second.open.lineage() != open.lineage()) {
-      CADRE_RETURN_IF_ERROR(
-          CountError(store_->ArchiveRun(open.run(), known->second.open.lineage())));
-      opened_.erase(known);
-    }
-    Remove(opened.dropped);
-  }
+  CADRE_ASSIGN_OR_RETURN(const Opened opened, BeginRun(open, terms, known));
   // After a reassignment, version 0 of the old shard must not be used for the new one.
   if (opened.make_version_zero || opened.reassigned) store_->RemoveVersion(open.run(), 0);
   // If the process ends before the run file is saved, the shard has no version, which the answer to
@@ -190,7 +211,10 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   if (opened.hollow) saved.set_hollow(*opened.hollow);
   absl::Status made = CountError(store_->SaveRun(saved, /*closed=*/false));
   if (made.ok()) {
-    opened_[open.run()] = {saved, /*closed=*/false, space};
+    {
+      absl::MutexLock lock(&mutex_);
+      runs_.Set(saved, /*closed=*/false);
+    }
     if (opened.make_version_zero) made = CountError(MakeVersionZero(open, terms));
   }
   if (!made.ok()) {
@@ -198,7 +222,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
     answer.set_error(std::string(made.message()));
     return answer;
   }
-  const v1::ShardState state = StateOf(open.run());
+  const v1::ShardState state = StateOf(States(), open.run());
   answer.set_hollow(state.run().empty());
   answer.set_version(opened.hollow.value_or(state.version()));
   answer.set_digest(state.digest());
@@ -207,37 +231,19 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   return answer;
 }
 
-int64_t ShardHost::Reserved() const {
-  int64_t reserved = 0;
-  absl::MutexLock lock(&mutex_);
-  for (const auto& [run, known] : opened_) {
-    if (known.closed) continue;
-    const int64_t stored = ledger_.StoredElements(run) * int64_t{sizeof(float)};
-    reserved += std::max<int64_t>(0, known.space - stored);
-  }
-  return reserved;
-}
-
-int64_t ShardHost::ReservedBytes() const {
-  absl::MutexLock turn(&order_mutex_);
-  return Reserved();
-}
-
-void ShardHost::LimitSpace(std::function<absl::StatusOr<int64_t>()> free_bytes) {
-  absl::MutexLock turn(&order_mutex_);
-  free_bytes_ = std::move(free_bytes);
-}
-
 // Other programs may use the disk as well, so a write can fail for lack of space nevertheless; the
 // order is then retried for some time.
-std::string ShardHost::CheckSpace(const v1::OpenRun& open, int64_t needed) const {
+std::string ShardHost::Reserve(const v1::OpenRun& open) {
   if (!free_bytes_) return "";
   const absl::StatusOr<int64_t> free = free_bytes_();
   if (!free.ok()) return "";
-  const int64_t reserved = Reserved();
-  if (needed <= *free - reserved) return "";
-  return absl::StrCat(kTooLittleSpace, ": shard ", open.shard(), " needs ", needed, " bytes, ",
-                      *free, " are free, and ", reserved, " of these are reserved for other runs");
+  const int64_t needed = SpaceOf(open).value_or(0);
+  absl::MutexLock lock(&mutex_);
+  const auto reserved = runs_.Reserve(open.run(), needed, *free);
+  if (!reserved.has_value()) return "";
+  return absl::StrCat(kTooLittleSpace, ": shard ", open.shard(), " needs ", needed,
+                      " bytes, ", *free, " are free, and ", *reserved,
+                      " of these are reserved for other runs");
 }
 
 absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, const RunTerms& terms) {
@@ -264,29 +270,30 @@ absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, const RunTerms&
 }
 
 void ShardHost::Fence(const v1::Fence& fence) {
-  std::vector<ContributionKey> dropped;
-  {
-    absl::MutexLock lock(&mutex_);
-    dropped = ledger_.Fence(fence.run(), fence.group(),
-                            {fence.generation(), ParseSecretKey(fence.key())});
-  }
-  Remove(dropped);
+  absl::MutexLock lock(&mutex_);
+  const std::vector<ContributionKey> dropped =
+      ledger_.Fence(fence.run(), fence.group(), {fence.generation(), ParseSecretKey(fence.key())});
+  std::vector<ContributionKey>& fenced = fenced_[fence.run()];
+  fenced.insert(fenced.end(), dropped.begin(), dropped.end());
+  if (fenced.empty()) fenced_.erase(fence.run());
 }
 
 absl::Status ShardHost::CloseRun(const std::string& run) {
-  absl::MutexLock turn(&order_mutex_);
-  const auto found = opened_.find(run);
-  // The time of the run file is that of the end.
-  if (found == opened_.end() || found->second.closed) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(found->second.open, /*closed=*/true)));
-  found->second.closed = true;
-  PublishUntil(run, std::numeric_limits<uint32_t>::max());
-  std::vector<ContributionKey> dropped;
   {
-    absl::MutexLock lock(&mutex_);
-    dropped = ledger_.CloseRun(run);
+    const RunTurns::Turn turn = turns_.Begin(run);
+    const std::optional<KnownRuns::Run> known = Known(run);
+    // The time of the run file is that of the end.
+    if (!known || known->closed) return absl::OkStatus();
+    CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(known->open, /*closed=*/true)));
+    PublishUntil(run, std::numeric_limits<uint32_t>::max());
+    std::vector<ContributionKey> dropped;
+    {
+      absl::MutexLock lock(&mutex_);
+      runs_.Close(run);
+      dropped = ledger_.CloseRun(run);
+    }
+    Remove(dropped);
   }
-  Remove(dropped);
   return absl::OkStatus();
 }
 
@@ -294,37 +301,31 @@ absl::Status ShardHost::DeleteRun(const v1::DeleteRun& order) {
   if (!ShardStore::IsFileName(order.run()) || !ShardStore::IsFileName(order.lineage())) {
     return absl::InvalidArgumentError("not a run id and a lineage");
   }
-  absl::MutexLock turn(&order_mutex_);
-  const auto known = opened_.find(order.run());
-  if (known != opened_.end() && known->second.open.lineage() == order.lineage()) {
-    opened_.erase(known);
+  const RunTurns::Turn turn = turns_.Begin(order.run());
+  {
     absl::MutexLock lock(&mutex_);
-    ledger_.Forget(order.run());
+    const std::optional<KnownRuns::Run> known = runs_.Find(order.run());
+    if (known && known->open.lineage() == order.lineage()) {
+      runs_.Erase(order.run());
+      ledger_.Forget(order.run());
+    }
   }
   return CountError(store_->RemoveRun(order.run(), order.lineage()));
 }
 
 v1::RunReport ShardHost::ReportRun(const std::string& run) const {
-  absl::MutexLock turn(&order_mutex_);
   v1::RunReport report;
   report.set_run(run);
-  const auto found = opened_.find(run);
-  if (found == opened_.end()) return report;
-  *report.mutable_open() = found->second.open;
-  report.set_closed(found->second.closed);
-  *report.mutable_state() = StateOf(run);
+  const std::optional<KnownRuns::Run> known = Known(run);
+  if (!known) return report;
+  *report.mutable_open() = known->open;
+  report.set_closed(known->closed);
+  *report.mutable_state() = StateOf(States(), run);
   absl::MutexLock lock(&mutex_);
   if (v1::Apply order = ledger_.NewestOrder(run); order.round() > 0) {
     *report.mutable_newest() = std::move(order);
   }
   return report;
-}
-
-v1::ShardState ShardHost::StateOf(const std::string& run) const {
-  for (v1::ShardState& state : States()) {
-    if (state.run() == run) return std::move(state);
-  }
-  return {};
 }
 
 // --- The ranks' streams

@@ -7,13 +7,14 @@
 //     Pull -> Next ...              from ranks
 // clang-format on
 //
-// Memory: each thread that computes a version takes up to 3 MiB (RoundMean::Stretch); the codes of
+// Memory: each thread that computes a version takes up to 3 MiB (RoundMean::Stretch), and an Apply
+// has Options::threads of them; the codes of
 // contributions take 16 bytes of index for each 256 KiB of values (FrameIndex). A pull holds one
 // checked block; staging holds only the caller's chunk.
 //
 // Thread-safe, but each Staging and each VersionPull may be used by only one thread at a time.
-// OpenRun, Apply and CloseRun exclude one another and wait for the disk; CopyShard must not be
-// called by two threads. All returned objects must be destroyed before the host.
+// Orders wait for the disk; those for one run exclude one another, those for different runs do not
+// wait for one another. All returned objects must be destroyed before the host.
 //
 // Refusals are returned as statuses by name (server/client/refusal.h) and counted as
 // refused_<name>.
@@ -21,7 +22,9 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,7 +40,9 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/chunk_view.h"
+#include "server/known_runs.h"
 #include "server/ledger.h"
+#include "server/run_turns.h"
 #include "server/shard_store.h"
 #include "server/version_pull.h"
 
@@ -65,6 +70,8 @@ class ShardHost {
     int threads = UsableCores();
     // As in ShardStore::Open.
     bool archive = false;
+    // A new shard is refused unless it fits these bytes without those that are reserved. Optional.
+    std::function<absl::StatusOr<int64_t>()> free_bytes = nullptr;
   };
 
   // Opens the data folder and restores its runs. Errors: those of ShardStore::Open.
@@ -81,31 +88,34 @@ class ShardHost {
   // it must not. If version 0 can never be created, RunOpened.error has the reason. A shard
   // without a version of a run that has one stays without, until an OpenRun makes it hollow
   // (ledger.h).
-  absl::StatusOr<v1::RunOpened> OpenRun(const v1::OpenRun& open)
-      ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  absl::StatusOr<v1::RunOpened> OpenRun(const v1::OpenRun& open) ABSL_LOCKS_EXCLUDED(mutex_);
   // Permanent failures are reported in Applied.error. After an error status, and while
   // Applied.missing names groups, the caller may retry.
-  absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply)
-      ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply) ABSL_LOCKS_EXCLUDED(mutex_);
   // Not durable: after a restart OpenRun carries the version of the run.
-  void Publish(const v1::Publish& publish) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // Not durable: after a restart OpenRun carries it, and the keys, which are never stored.
+  void Publish(const v1::Publish& publish) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Not durable: after a restart OpenRun carries it, and the keys, which are never stored. Does not
+  // wait for an order. The files of contributions that it drops remain until the next order of the
+  // run.
   void Fence(const v1::Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(mutex_);
   // Removes all files of the run and lineage; OK if there are none. Errors: InvalidArgument if they
   // cannot name a file.
-  absl::Status DeleteRun(const v1::DeleteRun& order) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  v1::RunReport ReportRun(const std::string& run) const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  absl::Status DeleteRun(const v1::DeleteRun& order) ABSL_LOCKS_EXCLUDED(mutex_);
+  v1::RunReport ReportRun(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   // The files that were fetched from another aggregator for an order become the version of the
   // shard, which must be hollow at the version before. The order may be repeated after an error.
+  // Requires: it is the run's turn.
   absl::Status AdoptVersion(const v1::CopyShard& order, const std::vector<std::string>& paths)
-      ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // An order that changes files of the run by copies() must have its turn.
+  RunTurns::Turn BeginTurn(const std::string& run) { return turns_.Begin(run); }
   CopyFiles& copies() { return store_->copies(); }
   // Bytes that the open runs may still need (SpaceOf in server/run_terms.h).
-  int64_t ReservedBytes() const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // From now on, a new shard is refused unless it fits the free bytes that are not reserved.
-  void LimitSpace(std::function<absl::StatusOr<int64_t>()> free_bytes)
-      ABSL_LOCKS_EXCLUDED(order_mutex_);
+  int64_t ReservedBytes() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return runs_.Reserved();
+  }
   // The highest generation received, and the versions on disk, for Hello.
   uint32_t HighestGeneration() const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
@@ -154,17 +164,21 @@ class ShardHost {
   absl::Status CheckProtocol(uint32_t protocol) const;
   // Counts and logs a disk error, and returns it, or Unavailable if the data folder was removed.
   absl::Status CountError(absl::Status status) const;
-  // Empty without a version.
-  v1::ShardState StateOf(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(const std::vector<ContributionKey>& keys);
-  // The versions of the run up to this one are published.
-  void PublishUntil(const std::string& run, uint32_t version)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Sum over the open runs of what they may still need.
-  int64_t Reserved() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Why there is no room for the shard of a new run; empty if there is.
-  std::string CheckSpace(const v1::OpenRun& open, int64_t needed) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::optional<KnownRuns::Run> Known(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return runs_.Find(run);
+  }
+  // Lets the ledger open the run, in place of one of another lineage, if `known` is that one.
+  // Requires: it is the run's turn.
+  absl::StatusOr<Opened> BeginRun(const v1::OpenRun& open, const RunTerms& terms,
+                                  const std::optional<KnownRuns::Run>& known)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The versions of the run up to this one are published, and what fences have dropped is removed.
+  // Requires: it is the run's turn.
+  void PublishUntil(const std::string& run, uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Reserves space for the shard of a new run. Returns why there is no room; empty if there is.
+  std::string Reserve(const v1::OpenRun& open) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::unique_ptr<VersionPull>> PullFrame(PullGrant grant, uint64_t from);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, const RunTerms& terms)
@@ -174,21 +188,16 @@ class ShardHost {
   Counters* const counters_;
   // The files that checkpoint.from of a spec may name.
   const RootedFiles checkpoint_files_;
-  // Held during a whole order of the coordinator.
-  mutable absl::Mutex order_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  const std::function<absl::StatusOr<int64_t>()> free_bytes_;
+  // An order has the turn of its run while it changes the files of the run.
+  RunTurns turns_;
   mutable absl::Mutex mutex_;
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
   // The error of the first damaged version that was found.
   absl::Status damage_ ABSL_GUARDED_BY(mutex_);
-  // The last OpenRun of every run, and whether it has ended, as on disk.
-  struct KnownRun {
-    v1::OpenRun open;
-    bool closed = false;
-    // What the run may need in all.
-    int64_t space = 0;
-  };
-  std::function<absl::StatusOr<int64_t>()> free_bytes_ ABSL_GUARDED_BY(order_mutex_);
-  std::map<std::string, KnownRun> opened_ ABSL_GUARDED_BY(order_mutex_);
+  KnownRuns runs_ ABSL_GUARDED_BY(mutex_);
+  // By run, contributions that fences have dropped, whose files remain.
+  std::map<std::string, std::vector<ContributionKey>> fenced_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

@@ -1,4 +1,6 @@
 // What a host does for copies of shards (copies/copy_execution.h). Part of ShardHost.
+#include <optional>
+
 #include "base/status.h"
 #include "server/shard_host.h"
 
@@ -12,13 +14,12 @@ absl::StatusOr<std::unique_ptr<BlockFile>> ShardHost::OpenFile(
 
 absl::Status ShardHost::AdoptVersion(const v1::CopyShard& order,
                                      const std::vector<std::string>& paths) {
-  absl::MutexLock turn(&order_mutex_);
-  const auto found = opened_.find(order.run());
-  const bool is_open = found != opened_.end() && found->second.open.lineage() == order.lineage() &&
-                       found->second.open.shard() == order.shard();
+  const std::optional<KnownRuns::Run> known = Known(order.run());
+  const bool is_own =
+      known && known->open.lineage() == order.lineage() && known->open.shard() == order.shard();
   {
     absl::MutexLock lock(&mutex_);
-    if (!is_open || !ledger_.AwaitsVersion(order.run(), order.version())) {
+    if (!is_own || !ledger_.AwaitsVersion(order.run(), order.version())) {
       return absl::UnavailableError("the shard does not await this version");
     }
   }

@@ -60,16 +60,20 @@ absl::StatusOr<VersionStats> ShardHost::MakeVersion(const ApplyPlan& plan) {
 }
 
 void ShardHost::Publish(const v1::Publish& publish) {
-  absl::MutexLock turn(&order_mutex_);
+  const RunTurns::Turn turn = turns_.Begin(publish.run());
   PublishUntil(publish.run(), publish.round());
 }
 
 void ShardHost::PublishUntil(const std::string& run, uint32_t version) {
   std::optional<StoredVersion> newest;
+  std::vector<ContributionKey> fenced;
   {
     absl::MutexLock lock(&mutex_);
     newest = ledger_.Unpublished(run);
+    if (const auto found = fenced_.extract(run); !found.empty()) fenced = found.mapped();
   }
+  // No rank may stage these contributions again, so no new file has their names.
+  Remove(fenced);
   if (!newest || newest->version > version) return;
   store_->Archive(run, newest->order, newest->stats.digest);
   std::vector<ContributionKey> dropped;
@@ -81,7 +85,7 @@ void ShardHost::PublishUntil(const std::string& run, uint32_t version) {
 }
 
 absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
-  absl::MutexLock turn(&order_mutex_);
+  const RunTurns::Turn turn = turns_.Begin(apply.run());
   // The order of a round shows that the version before is published.
   if (apply.round() > 0) PublishUntil(apply.run(), apply.round() - 1);
   v1::Applied answer = Answer(apply);
@@ -105,7 +109,7 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
                  << " waits for contributions: " << incomplete->reason;
     return answer;
   }
-  // order_mutex_ excludes a concurrent Apply.
+  // The turn excludes a concurrent Apply.
   CHECK(std::holds_alternative<ApplyPlan>(decision));
   const ApplyPlan& plan = std::get<ApplyPlan>(decision);
   const absl::StatusOr<VersionStats> stats = MakeVersion(plan);

@@ -49,23 +49,29 @@ v1::MemberMessage RestoredAnswer(const v1::CopyShard& order, const absl::Status&
   return message;
 }
 
+// The order for the run, if it is open with the lineage of the order.
+std::optional<v1::OpenRun> OpenOf(const ShardHost& host, const v1::CopyShard& order) {
+  const v1::RunReport report = host.ReportRun(order.run());
+  const bool is_open =
+      report.has_open() && !report.closed() && report.open().lineage() == order.lineage();
+  return is_open ? std::optional(report.open()) : std::nullopt;
+}
+
 // Nothing if the run is not open. Errors: InvalidArgument for a shard of which this aggregator
 // holds no copy.
 absl::StatusOr<std::optional<Task>> Begin(ShardHost& host, const v1::CopyShard& order) {
+  const RunTurns::Turn turn = host.BeginTurn(order.run());
   // Files of a removed folder must not be created again beside those that are missing.
   CADRE_RETURN_IF_ERROR(host.CheckFiles());
-  const v1::RunReport report = host.ReportRun(order.run());
-  v1::OpenRun open = report.open();
-  if (!report.has_open() || report.closed() || open.lineage() != order.lineage()) {
-    return std::nullopt;
-  }
+  std::optional<v1::OpenRun> open = OpenOf(host, order);
+  if (!open.has_value()) return std::nullopt;
   Task task;
-  if (order.shard() == open.shard()) {
+  if (order.shard() == open->shard()) {
     task.target = Target::kShard;
-    task.stored =
-        report.state().version() == order.version() && report.state().digest() == order.digest();
-  } else if (HasCopies(open.spec().averaging(), open.shards()) &&
-             order.shard() == CopiedShard(open.shard(), open.shards())) {
+    const v1::ShardState state = host.ReportRun(order.run()).state();
+    task.stored = state.version() == order.version() && state.digest() == order.digest();
+  } else if (HasCopies(open->spec().averaging(), open->shards()) &&
+             order.shard() == CopiedShard(open->shard(), open->shards())) {
     const std::map<uint32_t, uint64_t> held = host.copies().Find(order.run(), order.shard());
     const auto version = held.find(order.version());
     task.stored = version != held.end() && version->second == order.digest();
@@ -73,10 +79,21 @@ absl::StatusOr<std::optional<Task>> Begin(ShardHost& host, const v1::CopyShard& 
   } else {
     return absl::InvalidArgumentError("this aggregator holds no copy of the shard");
   }
-  open.set_shard(order.shard());
-  CADRE_ASSIGN_OR_RETURN(const RunTerms terms, RunTermsOf(open));
+  open->set_shard(order.shard());
+  CADRE_ASSIGN_OR_RETURN(const RunTerms terms, RunTermsOf(*open));
   task.span = Ledger::SpanOf(terms);
   return task;
+}
+
+// The files that were fetched are used, if the run is still open.
+absl::Status Store(ShardHost& host, const v1::CopyShard& order, Target target,
+                   const std::vector<std::string>& paths) {
+  const RunTurns::Turn turn = host.BeginTurn(order.run());
+  if (!OpenOf(host, order).has_value()) return absl::UnavailableError("the run is not open");
+  if (target == Target::kShard) return host.AdoptVersion(order, paths);
+  CADRE_RETURN_IF_ERROR(host.copies().Publish(paths));
+  host.copies().Add(order);
+  return absl::OkStatus();
 }
 
 // The answer; nothing if the run is not open.
@@ -90,12 +107,9 @@ absl::StatusOr<std::optional<v1::MemberMessage>> Copy(ShardHost& host, const v1:
     // The coordinator restores the shard in another way.
     if (restores && IsLoss(fetched.status())) return RestoredAnswer(order, fetched.status());
     CADRE_RETURN_IF_ERROR(fetched.status());
-    if (restores) {
-      CADRE_RETURN_IF_ERROR(host.AdoptVersion(order, *fetched));
-    } else {
-      CADRE_RETURN_IF_ERROR(host.copies().Publish(*fetched));
-      host.copies().Add(order);
-    }
+    const absl::Status stored = Store(host, order, task->target, *fetched);
+    if (!stored.ok()) host.copies().Discard(*fetched);
+    CADRE_RETURN_IF_ERROR(stored);
   }
   return restores ? RestoredAnswer(order, absl::OkStatus()) : CopiedAnswer(order);
 }

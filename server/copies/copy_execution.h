@@ -14,7 +14,7 @@
 namespace cadre {
 
 // As ExecuteOrder, but waits for the other aggregator as well. Must not be called by two threads
-// for one host.
+// for one run.
 OrderResult ExecuteCopy(ShardHost& host, const v1::CopyShard& order,
                         const CopyTransport& transport);
 

@@ -129,11 +129,13 @@ absl::StatusOr<std::unique_ptr<BlockFile>> CopyFiles::Open(const v1::CopyRequest
 }
 
 std::map<uint32_t, uint64_t> CopyFiles::Find(const std::string& run, uint32_t shard) {
-  absl::MutexLock lock(&mutex_);
-  const auto [found, is_new] = known_.try_emplace({run, shard});
-  if (!is_new) return found->second;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const auto found = known_.find({run, shard}); found != known_.end()) return found->second;
+  }
   const DataFolder copies = FolderOf(run);
   const std::string name = NameOf(shard);
+  std::map<uint32_t, uint64_t> stored;
   for (const FolderEntry& entry :
        folder_.files.List(copies.Run(name)).value_or(std::vector<FolderEntry>())) {
     const std::optional<uint32_t> version = VersionIn(entry.name);
@@ -141,13 +143,24 @@ std::map<uint32_t, uint64_t> CopyFiles::Find(const std::string& run, uint32_t sh
     const absl::StatusOr<StoredVersion> checked =
         VersionFiles(copies).Check(name, *version, /*verify=*/true);
     if (checked.ok()) {
-      found->second[*version] = checked->stats.digest;
+      stored[*version] = checked->stats.digest;
     } else {
       LOG(ERROR) << "run " << run << ": a copy of shard " << shard
                  << " is not used: " << checked.status();
     }
   }
-  return found->second;
+  absl::MutexLock lock(&mutex_);
+  return known_.try_emplace({run, shard}, std::move(stored)).first->second;
+}
+
+int64_t CopyFiles::CountVersions(const std::string& run) const {
+  absl::MutexLock lock(&mutex_);
+  int64_t versions = 0;
+  for (auto copy = known_.lower_bound({run, 0}); copy != known_.end() && copy->first.first == run;
+       ++copy) {
+    versions += std::ssize(copy->second);
+  }
+  return versions;
 }
 
 void CopyFiles::List(const v1::OpenRun& open, v1::RunOpened& opened) {
@@ -192,9 +205,7 @@ absl::StatusOr<std::vector<std::string>> CopyFiles::Fetch(const v1::CopyShard& o
                                                           Target target,
                                                           const CopyTransport& transport) const {
   std::vector<std::string> paths;
-  absl::Cleanup remove = [&] {
-    for (const std::string& path : paths) folder_.RemoveFile(absl::StrCat(path, kTemporary));
-  };
+  absl::Cleanup remove = [&] { Discard(paths); };
   const auto fetch = [&](v1::CopyRequest::File file) {
     const std::string path = PathOf(order.run(), order.shard(), order.version(), file, target);
     const absl::Status fetched = FetchFile(order, file, path, MaxFileBytes(span), transport);
@@ -261,6 +272,10 @@ absl::Status CopyFiles::FetchFile(const v1::CopyShard& order, v1::CopyRequest::F
   if (status.ok()) status = fetched.Sync();
   if (!status.ok()) folder_.RemoveFile(fetched.path());
   return status;
+}
+
+void CopyFiles::Discard(const std::vector<std::string>& paths) const {
+  for (const std::string& path : paths) folder_.RemoveFile(absl::StrCat(path, kTemporary));
 }
 
 void CopyFiles::Forget(const std::string& run) {

@@ -58,6 +58,9 @@ class CopyFiles {
   // is left out.
   std::map<uint32_t, uint64_t> Find(const std::string& run, uint32_t shard)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Number of versions of copies that are known to be stored for the run. Does not wait for the
+  // disk.
+  int64_t CountVersions(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Adds the versions of the copy that the aggregator holds for the run to its answer.
   void List(const v1::OpenRun& open, v1::RunOpened& opened) ABSL_LOCKS_EXCLUDED(mutex_);
   // Prepares the copy for a version: removes all others but the newest.
@@ -71,6 +74,8 @@ class CopyFiles {
   absl::Status Publish(const std::vector<std::string>& paths) const;
   // The version of the order was published as one of a copy.
   void Add(const v1::CopyShard& order) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Removes files that were fetched and are not used.
+  void Discard(const std::vector<std::string>& paths) const;
   // The files of the run are removed or renamed.
   void Forget(const std::string& run) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -89,7 +94,8 @@ class CopyFiles {
                                         const std::string& path) const;
 
   const DataFolder& folder_;
-  absl::Mutex mutex_;
+  // Not held while files are read or removed.
+  mutable absl::Mutex mutex_;
   // By run and shard, what was found, or fetched.
   std::map<std::pair<std::string, uint32_t>, std::map<uint32_t, uint64_t>> known_
       ABSL_GUARDED_BY(mutex_);

@@ -31,7 +31,8 @@ TEST_F(ShardHostTest, EmptyContributionNeedsNoSpace) {
 TEST_F(ShardHostTest, RunWithoutSpaceIsRefused) {
   constexpr int64_t kNeeded = 15 * 4 * 6;
   int64_t free = kNeeded - 1;
-  host_->LimitSpace([&] { return free; });
+  free_bytes_ = [&] { return free; };
+  Restart();
   EXPECT_THAT(Open().error(), HasSubstr("needs 360 bytes, 359 are free"));
   EXPECT_TRUE(host_->States().empty());
   EXPECT_EQ(host_->ReservedBytes(), 0);
@@ -56,7 +57,8 @@ TEST_F(ShardHostTest, RunWithoutSpaceIsRefused) {
 
 // The units of this model would take 6 GB.
 TEST_F(ShardHostTest, SpaceIsCheckedBeforeUnitsAreMade) {
-  host_->LimitSpace([] { return int64_t{1} << 30; });
+  free_bytes_ = [] { return int64_t{1} << 30; };
+  Restart();
   v1::OpenRun open = run_.Open();
   v1::RunSpec& spec = *open.mutable_spec();
   spec.mutable_model()->Clear();

@@ -33,6 +33,7 @@ v1::CoordinatorMessage Close(const std::string& run) {
 void Fail(OrderQueue& queue, const v1::CoordinatorMessage& order, absl::Time now,
           const std::string& reason = "the disk is full") {
   EXPECT_FALSE(queue.Finish(order, {.repeat = absl::UnavailableError(reason)}, now).has_value());
+  queue.Release(order);
 }
 
 // Makes the next order fail.
@@ -43,38 +44,111 @@ void Succeed(OrderQueue& queue, const v1::CoordinatorMessage& order, absl::Time 
   v1::MemberMessage answer;
   answer.mutable_applied()->set_round(7);
   const auto sent = queue.Finish(order, {.answer = answer}, now);
+  queue.Release(order);
   ASSERT_TRUE(sent.has_value());
   EXPECT_EQ(sent->applied().round(), 7u);
+}
+
+v1::CoordinatorMessage Copy(const std::string& run) {
+  v1::CoordinatorMessage order;
+  order.mutable_copy_shard()->set_run(run);
+  return order;
+}
+
+v1::CoordinatorMessage Fence(const std::string& run, uint32_t group, uint32_t generation) {
+  v1::CoordinatorMessage order;
+  order.mutable_fence()->set_run(run);
+  order.mutable_fence()->set_group(group);
+  order.mutable_fence()->set_generation(generation);
+  return order;
 }
 
 TEST(OrderQueue, ReturnsOrdersAsTheyArrive) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
-  EXPECT_TRUE(queue.Add(Open("a")));
-  EXPECT_TRUE(queue.Add(Apply("a", 1)));
+  EXPECT_TRUE(queue.Add(Open("a"), kStart));
+  EXPECT_TRUE(queue.Add(Apply("a", 1), kStart));
   EXPECT_EQ(queue.NextTime(), absl::InfinitePast());
-  EXPECT_TRUE(queue.Take(kStart)->has_open_run());
+  const v1::CoordinatorMessage open = queue.Take(kStart).value();
+  EXPECT_TRUE(open.has_open_run());
+  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture()) << "one order of a run at a time";
+  EXPECT_FALSE(queue.Take(kStart).has_value());
+  EXPECT_TRUE(queue.Finish(open, {.answer = v1::MemberMessage()}, kStart).has_value());
+  EXPECT_FALSE(queue.Take(kStart).has_value()) << "the answer is not sent yet";
+  queue.Release(open);
   EXPECT_TRUE(queue.Take(kStart)->has_apply());
   EXPECT_FALSE(queue.Take(kStart).has_value());
 }
 
+TEST(OrderQueue, RunThatHangsStopsNoOtherRun) {
+  OrderQueue queue({.retry_wait = kWait, .max_taken = 4});
+  for (const char* const run : {"a", "a", "b", "a"}) queue.Add(Apply(run, 1), kStart);
+  EXPECT_EQ(queue.Take(kStart)->apply().run(), "a");
+  const v1::CoordinatorMessage other = queue.Take(kStart).value();
+  EXPECT_EQ(other.apply().run(), "b");
+  EXPECT_FALSE(queue.Take(kStart).has_value());
+  // A failed order is tried again as well.
+  Fail(queue, other, kStart);
+  EXPECT_EQ(queue.NextTime(), kStart + kWait);
+  EXPECT_EQ(queue.Take(kStart + kWait)->apply().run(), "b");
+}
+
+TEST(OrderQueue, NamesTheOrderThatOccupiesAThread) {
+  OrderQueue queue({.retry_wait = kWait, .max_taken = 2});
+  for (const char* const run : {"a", "b", "c"}) queue.Add(Apply(run, 1), kStart);
+  ASSERT_TRUE(queue.Take(kStart).has_value());
+  ASSERT_TRUE(queue.Take(kStart + kMoment).has_value());
+  EXPECT_FALSE(queue.Take(kStart + kMoment).has_value()) << "all threads are busy";
+  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+  const auto late = queue.Delayed(kStart + absl::Seconds(40));
+  ASSERT_EQ(late.size(), 3U);
+  EXPECT_EQ(late[2].run(), "c");
+  EXPECT_EQ(late[2].reason(),
+            "it waits, because all threads for orders are busy (2), the longest with apply of a "
+            "for 40s");
+  Succeed(queue, Apply("a", 1), kStart + absl::Seconds(40));
+  EXPECT_EQ(queue.Take(kStart + absl::Seconds(40))->apply().run(), "c");
+}
+
+TEST(OrderQueue, CopiesTakeHalfOfTheThreads) {
+  OrderQueue queue({.retry_wait = kWait, .max_taken = 4});
+  for (const char* const run : {"a", "b", "c"}) queue.Add(Copy(run), kStart);
+  queue.Add(Apply("a", 1), kStart);
+  EXPECT_EQ(queue.Take(kStart)->copy_shard().run(), "a");
+  EXPECT_EQ(queue.Take(kStart)->copy_shard().run(), "b");
+  EXPECT_TRUE(queue.Take(kStart)->has_apply()) << "beside the copy for the same run";
+  EXPECT_FALSE(queue.Take(kStart).has_value());
+}
+
+TEST(OrderQueue, FencesOfARunThatHangsDoNotFillIt) {
+  OrderQueue queue({.retry_wait = kWait, .max_new = 2});
+  for (uint32_t generation = 1; generation < 10; ++generation) {
+    EXPECT_TRUE(queue.Add(Fence("a", 0, generation), kStart));
+  }
+  EXPECT_TRUE(queue.Add(Fence("a", 1, 10), kStart));
+  EXPECT_EQ(queue.Take(kStart)->fence().generation(), 9U);
+}
+
 TEST(OrderQueue, DropsOrdersBeyondItsLimit) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 1});
-  EXPECT_TRUE(queue.Add(Open("a")));
-  EXPECT_FALSE(queue.Add(Open("b")));
+  EXPECT_TRUE(queue.Add(Open("a"), kStart));
+  EXPECT_FALSE(queue.Add(Open("b"), kStart));
   queue.Take(kStart);
-  EXPECT_TRUE(queue.Add(Open("b")));
+  EXPECT_TRUE(queue.Add(Open("b"), kStart));
 }
 
 TEST(OrderQueue, RetriesDespiteOtherOrders) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
-  queue.Add(Apply("large", 1));
+  queue.Add(Apply("large", 1), kStart);
   FailNext(queue, kStart);
   int retries = 0;
   for (absl::Time now = kStart; now < kStart + 3 * kWait; now += kWait / 4) {
-    queue.Add(Apply("small", 1));
+    queue.Add(Apply("small", 1), kStart);
     const v1::CoordinatorMessage order = queue.Take(now).value();
-    if (order.apply().run() != "large") continue;
+    if (order.apply().run() != "large") {
+      Succeed(queue, order, now);
+      continue;
+    }
     ++retries;
     Fail(queue, order, now);
   }
@@ -85,7 +159,7 @@ TEST(OrderQueue, NewOrdersAreTakenDespiteSlowRetries) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   Fail(queue, Apply("a", 1), kStart);
   Fail(queue, Apply("b", 1), kStart);
-  ASSERT_TRUE(queue.Add(Close("c")));
+  ASSERT_TRUE(queue.Add(Close("c"), kStart));
   // Each attempt takes longer than the wait, so that one is always due.
   const absl::Time later = kStart + 2 * kWait;
   Fail(queue, queue.Take(later).value(), later + 2 * kWait);
@@ -95,7 +169,7 @@ TEST(OrderQueue, NewOrdersAreTakenDespiteSlowRetries) {
 
 TEST(OrderQueue, WaitsBeforeARetry) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
-  queue.Add(Open("a"));
+  queue.Add(Open("a"), kStart);
   FailNext(queue, kStart);
   EXPECT_EQ(queue.NextTime(), kStart + kWait);
   EXPECT_FALSE(queue.Take(kStart + kWait - kMoment).has_value());
@@ -105,12 +179,14 @@ TEST(OrderQueue, WaitsBeforeARetry) {
 
 TEST(OrderQueue, NewerOrderReplacesAFailedOne) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
-  queue.Add(Apply("a", 1));
-  queue.Add(Apply("b", 1));
+  queue.Add(Apply("a", 1), kStart);
+  queue.Add(Apply("b", 1), kStart);
   FailNext(queue, kStart);
   FailNext(queue, kStart);
-  queue.Add(Apply("a", 2));
-  EXPECT_EQ(queue.Take(kStart)->apply().round(), 2u);
+  queue.Add(Apply("a", 2), kStart);
+  const v1::CoordinatorMessage newer = queue.Take(kStart).value();
+  EXPECT_EQ(newer.apply().round(), 2u);
+  Succeed(queue, newer, kStart);
   EXPECT_EQ(queue.Take(kStart + kWait)->apply().run(), "b");
   EXPECT_FALSE(queue.Take(kStart + kWait).has_value());
 }
@@ -118,7 +194,7 @@ TEST(OrderQueue, NewerOrderReplacesAFailedOne) {
 TEST(OrderQueue, NewCoordinatorDropsOrdersOfEarlierOnes) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Begin(1);
-  queue.Add(Open("a"));
+  queue.Add(Open("a"), kStart);
   v1::CoordinatorMessage apply = Apply("b", 1);
   apply.set_epoch(1);
   Fail(queue, apply, kStart);
@@ -131,18 +207,18 @@ TEST(OrderQueue, NewCoordinatorDropsOrdersOfEarlierOnes) {
 
 TEST(OrderQueue, EndOfTheRunRemovesFailedOrders) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
-  queue.Add(Open("a"));
-  queue.Add(Apply("a", 1));
+  queue.Add(Open("a"), kStart);
+  queue.Add(Apply("a", 1), kStart);
   FailNext(queue, kStart);
   FailNext(queue, kStart);
-  queue.Add(Close("a"));
+  queue.Add(Close("a"), kStart);
   EXPECT_TRUE(queue.Take(kStart)->has_close_run());
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
 }
 
 TEST(OrderQueue, ReportsFailedOrdersUntilTheySucceed) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
-  queue.Add(Open("a"));
+  queue.Add(Open("a"), kStart);
   FailNext(queue, kStart);
   const absl::Time later = kStart + kWait;
   const auto report = [&](absl::Time now) { return queue.Delayed(now); };
@@ -163,7 +239,7 @@ TEST(OrderQueue, ReportsFailedOrdersUntilTheySucceed) {
 
 TEST(OrderQueue, ReportsAnOrderThatTakesLong) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
-  queue.Add(Apply("a", 1));
+  queue.Add(Apply("a", 1), kStart);
   const v1::CoordinatorMessage apply = queue.Take(kStart).value();
   EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(4)).empty());
   const auto slow = queue.Delayed(kStart + absl::Seconds(7));
@@ -177,22 +253,24 @@ TEST(OrderQueue, ReportsAnOrderThatTakesLong) {
 
 TEST(OrderQueue, DoesNotReportOrdersOfAClosedRun) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
-  queue.Add(Open("a"));
+  queue.Add(Open("a"), kStart);
   FailNext(queue, kStart);
-  queue.Add(Close("a"));
+  queue.Add(Close("a"), kStart);
   Succeed(queue, queue.Take(kStart).value(), kStart);
   EXPECT_TRUE(queue.Delayed(kStart + kWait).empty());
 }
 
 TEST(OrderQueue, GivesUpAnOrderThatFailsForLong) {
   OrderQueue queue({.retry_wait = kWait, .create_patience = 2 * kWait});
-  queue.Add(Open("a"));
+  queue.Add(Open("a"), kStart);
   v1::MemberMessage refusal;
   refusal.mutable_run_opened()->set_error("the disk is full");
   const OrderResult result{.repeat = absl::UnavailableError("the disk is full"),
                            .give_up = refusal};
   for (const absl::Time now : {kStart, kStart + kWait}) {
-    EXPECT_FALSE(queue.Finish(queue.Take(now).value(), result, now).has_value());
+    const v1::CoordinatorMessage order = queue.Take(now).value();
+    EXPECT_FALSE(queue.Finish(order, result, now).has_value());
+    queue.Release(order);
   }
   const absl::Time last = kStart + 2 * kWait;
   const auto answer = queue.Finish(queue.Take(last).value(), result, last);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -113,6 +114,7 @@ class ShardCopiesTest : public ::testing::Test {
         [&](const v1::CopyShard&, const v1::CopyRequest& request,
             const std::function<absl::Status(const v1::CopyReply&)>& on_reply) -> absl::Status {
       requests_.push_back(request);
+      if (on_request_) on_request_();
       CADRE_ASSIGN_OR_RETURN(const auto file, hosts_[1 - to].host->OpenFile(request));
       v1::CopyReply head;
       head.set_meta(file->head().meta);
@@ -138,6 +140,7 @@ class ShardCopiesTest : public ::testing::Test {
   std::map<uint32_t, Host> hosts_;
   std::vector<v1::CopyRequest> requests_;
   bool damages_ = false;
+  std::function<void()> on_request_;
 };
 
 TEST_F(ShardCopiesTest, CopyHasTheBytesOfTheOriginal) {
@@ -259,6 +262,24 @@ TEST_F(ShardCopiesTest, CopiesAreRemovedWithTheRun) {
   order.set_lineage(RunOf(1).lineage);
   ASSERT_TRUE(hosts_[1].host->DeleteRun(order).ok());
   EXPECT_FALSE(std::filesystem::exists(Folder(1)));
+}
+
+TEST_F(ShardCopiesTest, StoredCopiesAreNotReserved) {
+  const int64_t before = hosts_[1].host->ReservedBytes();
+  const uint64_t digest = Apply(0, 1).digest();
+  ASSERT_TRUE(Copy(1, OrderOf(0, 1, digest)).answer.has_value());
+  // Values and momentum.
+  EXPECT_EQ(before - hosts_[1].host->ReservedBytes(), 2 * 4 * SpanOf(0).size());
+}
+
+TEST_F(ShardCopiesTest, NoCopyIsMadeOfARunThatEndsMeanwhile) {
+  const v1::CopyShard order = OrderOf(0, 1, Apply(0, 1).digest());
+  on_request_ = [&] { ASSERT_TRUE(hosts_[1].host->CloseRun(RunOf(1).run).ok()); };
+  const OrderResult result = Copy(1, order);
+  EXPECT_FALSE(result.answer.has_value());
+  EXPECT_EQ(result.repeat.message(), "the run is not open");
+  EXPECT_THAT(Files(Folder(1) + "/copy-0"), IsEmpty());
+  EXPECT_TRUE(Copy(1, order).repeat.ok()) << "the order is not repeated";
 }
 
 TEST_F(ShardCopiesTest, FilesOfOtherRunsAreNotSent) {

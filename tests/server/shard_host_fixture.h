@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,7 +23,10 @@ class ShardHostTest : public ::testing::Test {
   void SetUp() override { Restart(); }
 
   absl::StatusOr<std::unique_ptr<ShardHost>> HostOn(const std::string& folder) {
-    return ShardHost::Open({folder, "agg-0", &counters_});
+    return ShardHost::Open({.data_dir = folder,
+                            .name = "agg-0",
+                            .counters = &counters_,
+                            .free_bytes = free_bytes_});
   }
 
   void StartOn(const std::string& folder) {
@@ -111,6 +115,8 @@ class ShardHostTest : public ::testing::Test {
   TemporaryFolder folder_;
   SmallRun run_;
   Counters counters_;
+  // Option of the hosts that are started from now on.
+  std::function<absl::StatusOr<int64_t>()> free_bytes_;
   std::unique_ptr<ShardHost> host_;
 };
 

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <array>
+#include <map>
+#include <string>
 
 #include "absl/time/time.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -42,6 +44,12 @@ struct HostConditions {
   absl::Time full_disk = absl::InfinitePast();
   // Slow work that has begun ends then, also if the cause has ended.
   absl::Time busy = absl::InfinitePast();
+  // The same for orders of one run, which stop no other run.
+  std::map<std::string, absl::Time> slow_runs;
+  absl::Time SlowUntil(const std::string& run) const {
+    const auto found = slow_runs.find(run);
+    return found == slow_runs.end() ? absl::InfinitePast() : found->second;
+  }
   // Preparing fails with this cause.
   absl::Time bad = absl::InfinitePast();
   v1::FailureCause cause = v1::FAILURE_CAUSE_UNSPECIFIED;

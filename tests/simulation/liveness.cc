@@ -113,7 +113,7 @@ const SimulatedWorker* Liveness::LeadOf(const v1::GroupRecord& group) const {
 std::string Liveness::SituationOf(const v1::RunRecord& run, const Joining& joining) const {
   const bool open = run.state() == v1::RUN_STATE_RUNNING && run.spec().averaging().quorum() == 0 &&
                     !coordinator().store().contains(CommitKey(run.run(), run.version() + 1));
-  if (!open || !AreShardsHealthy()) return "";
+  if (!open || !AreShardsHealthy(run.run())) return "";
   std::string situation =
       absl::StrCat("version ", run.version(), ", stalls ", world_.counters["coordinator_stalls"]);
   bool waiting = false;
@@ -196,7 +196,7 @@ void Liveness::CheckOrders() {
 // ---- Runs, members and groups
 
 bool Liveness::IsHealthy(const v1::RunRecord& run) const {
-  if (run.state() != v1::RUN_STATE_RUNNING || !AreShardsHealthy()) return false;
+  if (run.state() != v1::RUN_STATE_RUNNING || !AreShardsHealthy(run.run())) return false;
   uint32_t healthy = 0;
   uint32_t ill = 0;
   const auto& store = coordinator().store();
@@ -212,10 +212,11 @@ bool Liveness::IsHealthy(const v1::RunRecord& run) const {
   return healthy >= std::max({1U, averaging.quorum(), averaging.min_groups()});
 }
 
-bool Liveness::AreShardsHealthy() const {
+bool Liveness::AreShardsHealthy(const std::string& run) const {
   if (!coordinator().up() || coordinator().stalled()) return false;
-  return std::all_of(aggregators_.begin(), aggregators_.end(), [this](const auto& aggregator) {
-    return aggregator->joined() && IsHealthyHost(aggregator->name());
+  return std::all_of(aggregators_.begin(), aggregators_.end(), [&](const auto& aggregator) {
+    return aggregator->joined() && IsHealthyHost(aggregator->name()) &&
+           world_.hosts[aggregator->name()].SlowUntil(run) <= world_.timeline.now();
   });
 }
 
@@ -267,8 +268,9 @@ void Liveness::CheckGroup(const v1::RunRecord& run, uint32_t slot) {
     world_.Violate("generation ", healthy.generation, " of ", run.run(), " was ended (",
                    group.reason(), "), although nothing was wrong with it");
   }
-  const bool same = healthy.generation == group.generation();
-  if (!same || !AreShardsHealthy() || !IsHealthy(group)) healthy = {group.generation(), now};
+  const bool still_healthy = healthy.generation == group.generation() &&
+                             AreShardsHealthy(run.run()) && IsHealthy(group);
+  if (!still_healthy) healthy = {group.generation(), now};
 }
 
 }  // namespace cadre::simulation

@@ -13,6 +13,8 @@
 //
 // While two coordinators run, nothing is judged.
 //
+// An order that takes time, or hangs, excuses its own run only: no run stops another.
+//
 // A group is healthy if it has a generation, all its workers and all aggregators are healthy and
 // connected, and the coordinator runs. A worker or aggregator is healthy if its process runs and
 // nothing is wrong with its host (HostConditions).
@@ -65,7 +67,8 @@ class Liveness {
   void CheckGroup(const v1::RunRecord& run, uint32_t slot);
   void CheckMembers();
   bool IsHealthy(const v1::RunRecord& run) const;
-  bool AreShardsHealthy() const;
+  // Whether no aggregator takes time for an order of the run, and nothing is wrong with any.
+  bool AreShardsHealthy(const std::string& run) const;
   bool IsHealthy(const v1::GroupRecord& group) const;
   bool IsHealthyHost(const std::string& host) const;
 

@@ -21,8 +21,11 @@ namespace {
 constexpr char kFolder[] = "/data";
 // Largest time until an order is carried out, while no other one waits.
 constexpr absl::Duration kMaxOrderTime = absl::Milliseconds(120);
-// Largest time of a slow one.
+// Largest time of a slow one, and of one that hangs.
 constexpr absl::Duration kMaxSlowOrderTime = absl::Seconds(20);
+constexpr absl::Duration kMaxHungOrderTime = absl::Seconds(90);
+// Part of the slow orders that hang.
+constexpr double kHungOrders = 0.1;
 // As RoundsServiceOptions.
 constexpr absl::Duration kMaxCallSilence = absl::Seconds(30);
 // No order makes more changes to the disk.
@@ -98,7 +101,7 @@ void SimulatedAggregator::Start(bool move) {
   pulls_.emplace(world_.max_calls);
   silent_.emplace(kMaxCallSilence);
   CancelSilent();
-  executing_ = false;
+  world_.hosts[name_].slow_runs.clear();
   epoch_ = 0;
   failed_applies_.clear();
   wrong_.clear();
@@ -308,10 +311,10 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
 // ---- Orders
 
 bool SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
-  // The real process copies on a thread of its own.
   if (!IsOrder(message) && !message.has_copy_shard()) return true;
   CheckUse(world_, invariants_, name_, wrong_, message);
-  const bool added = orders_->Add(message);
+  OnArrival(*host_, message);
+  const bool added = orders_->Add(message, world_.timeline.now());
   Wake();
   return added;
 }
@@ -324,7 +327,6 @@ bool SimulatedAggregator::RecordEpoch(uint64_t epoch) {
 }
 
 void SimulatedAggregator::Wake() {
-  if (executing_) return;
   wake_.End();
   const absl::Time next = orders_->NextTime();
   if (next == absl::InfiniteFuture()) return;
@@ -343,22 +345,27 @@ v1::CoordinatorMessage SimulatedAggregator::Plant(v1::CoordinatorMessage order) 
   return order;
 }
 
+// A disk that hangs stops the orders of all runs, a slow order those of its run.
 void SimulatedAggregator::ExecuteNext() {
   const absl::Time now = world_.timeline.now();
   const std::optional<v1::CoordinatorMessage> order = orders_->Take(now);
   if (!order.has_value()) return Wake();
   HostConditions& host = world_.hosts[name_];
   absl::Duration time = std::max(host.hung_disk - now, absl::ZeroDuration());
+  host.busy = std::max(host.busy, now + time);
   if (world_.dice.Chance(world_.faults.slow_order)) {
-    time = std::max(time, world_.dice.Between(absl::ZeroDuration(), kMaxSlowOrderTime));
+    const bool hangs = world_.dice.Chance(kHungOrders);
+    world_.Count(hangs ? "orders_hung" : "orders_slow");
+    time = std::max(time, world_.dice.Between(absl::ZeroDuration(),
+                                              hangs ? kMaxHungOrderTime : kMaxSlowOrderTime));
   }
   if (time == absl::ZeroDuration()) return Execute(*order, time);
-  world_.Count("orders_slow");
-  executing_ = true;
-  host.busy = std::max(host.busy, now + time);
+  absl::Time& slow = host.slow_runs[OrderQueue::RunOf(*order)];
+  slow = std::max(slow, now + time);
   const absl::Duration before = world_.dice.Between(absl::ZeroDuration(), time);
   world_.timeline.After(before, life_,
                         [this, order, rest = time - before] { Execute(*order, rest); });
+  Wake();
 }
 
 void SimulatedAggregator::Execute(const v1::CoordinatorMessage& order, absl::Duration rest) {
@@ -402,7 +409,6 @@ void SimulatedAggregator::Execute(const v1::CoordinatorMessage& order, absl::Dur
 }
 
 void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const OrderResult& result) {
-  executing_ = false;
   const auto answer = orders_->Finish(order, result, world_.timeline.now());
   if (answer.has_value()) {
     if (answer->has_run_opened() && !result.repeat.ok()) {
@@ -415,6 +421,7 @@ void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const Orde
     if (restored && world_.on_seed_applied) std::exchange(world_.on_seed_applied, nullptr)();
     link_->Send(*answer);
   }
+  orders_->Release(order);
   NoteFailure(order, !result.repeat.ok());
   Wake();
 }
@@ -469,7 +476,9 @@ void SimulatedAggregator::NoteFailure(const v1::CoordinatorMessage& order, bool 
 
 absl::Time SimulatedAggregator::oldest_failure() const {
   absl::Time oldest = absl::InfiniteFuture();
-  for (const auto& [run, failed] : failed_applies_) oldest = std::min(oldest, failed.when);
+  for (const auto& [run, failed] : failed_applies_) {
+    oldest = std::min(oldest, std::max(failed.when, world_.hosts[name_].SlowUntil(run)));
+  }
   return oldest;
 }
 

@@ -1,6 +1,7 @@
 // A simulated aggregator: the real shard host, on a disk in memory that outlives the process, and
 // the real queue of orders. Only threads and streams are replaced: each order and each message of a
-// call takes effect at one moment. An order may take time before and after it.
+// call takes effect at one moment. An order may take time before and after it, while the orders of
+// other runs are carried out.
 //
 // Each function that ranks call represents one message of the service. A call states the process to
 // which it is connected, so that a restart breaks it.
@@ -64,8 +65,8 @@ class SimulatedAggregator {
   const std::string& name() const { return name_; }
   const std::string& address() const { return address_; }
 
-  // Since when an Apply has failed for a transient reason and was not tried again; InfiniteFuture
-  // if there is none.
+  // Since when an Apply has failed for a transient reason and was not tried again, although no
+  // other order of its run took time; InfiniteFuture if there is none.
   absl::Time oldest_failure() const;
 
   // What its host stores of the run; empty if it stores none. Requires: up().
@@ -157,8 +158,6 @@ class SimulatedAggregator {
   std::optional<StreamSlots> pulls_;
   std::map<uint64_t, StreamSlots::Slot> calls_;
   std::optional<SilentPeers<uint64_t>> silent_;
-  // The order thread carries out an order.
-  bool executing_ = false;
   // The coordinator's, since the process has started.
   uint64_t epoch_ = 0;
   // The version of the runs whose shard was restored with wrong values.

@@ -98,6 +98,7 @@ constexpr MinCount kMinCounts[] = {
     {"steps_during_exchanges", 500},
     {"versions_merged", 500},
     {"queues_full", 50},
+    {"orders_hung", 200},
     {"orders_slow", 1000},
     {"pulls_of_old_versions", 1},
     {"refused_stale_generation", 20},
