@@ -541,7 +541,8 @@ std::vector<std::string> ProblemsOf(const v1::StatusReply& status) {
     } else if (run.state() == v1::RUN_STATE_RUNNING && run.groups_alive() < run.groups()) {
       problems.push_back(absl::StrCat("run ", run.run(), ": ", run.groups_alive(), " of ",
                                       run.groups(), " groups train; ", run.reason()));
-    } else if (run.state() == v1::RUN_STATE_RUNNING && !run.reason().empty()) {
+    } else if ((run.state() == v1::RUN_STATE_RUNNING || run.state() == v1::RUN_STATE_FINISHING) &&
+               !run.reason().empty()) {
       problems.push_back(absl::StrCat("run ", run.run(), ": ", run.reason()));
     }
     for (const v1::ShardCopyStatus& copy : run.copies()) {

@@ -22,6 +22,7 @@
 //   Do(machine.Handle(MessageReceived{1, hello}, now));
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -95,6 +96,8 @@ class Machine {
   // Milliseconds since the Unix epoch at which the open round of the run began to accept
   // contributions; 0: there is none.
   int64_t RoundOpenedMs(const std::string& run) const;
+  // Number of obligations to the run that are late (coordinator/run/obligations.h).
+  size_t CountLate(const std::string& run) const;
 
   // The history of a run. Errors: NotFound for an unknown run.
   absl::StatusOr<v1::HistoryReply> History(const v1::HistoryRequest& request) const;

@@ -270,6 +270,11 @@ int64_t Machine::RoundOpenedMs(const std::string& run_id) const {
   return open ? run->record().round_opened_ms() : 0;
 }
 
+size_t Machine::CountLate(const std::string& run_id) const {
+  const Run* const run = runs_.Find(run_id);
+  return run == nullptr ? 0 : run->CountLate();
+}
+
 absl::StatusOr<v1::HistoryReply> Machine::History(const v1::HistoryRequest& request) const {
   const Run* const run = runs_.Resolve(request.run());
   if (run == nullptr) return NoSuchRun(request.run());

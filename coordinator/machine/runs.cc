@@ -134,7 +134,7 @@ Runs::Settled Runs::Settle(bool form) {
       settled.released =
           settled.released || !run.active() || cluster.members().idle().size() > before;
     }
-    run.SendFences();
+    run.EndEvent();
     if (run.waits()) {
       waiting_.insert(number);
     } else {

@@ -98,15 +98,22 @@ absl::Time CopyOrders::AwaitedUntil() const {
   return until;
 }
 
-std::string CopyOrders::WaitReason() const {
-  if (AwaitedUntil() <= cluster_.now()) return "";
+std::map<uint32_t, ShardCopies::Version> CopyOrders::Awaited() const {
+  std::map<uint32_t, ShardCopies::Version> awaited;
+  if (AwaitedUntil() <= cluster_.now()) return awaited;
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
     const std::optional<ShardCopies::Version> version = VersionToCopy(shard);
-    if (!version.has_value() || !copies_.Awaits(shard, *version)) continue;
-    return absl::StrCat("version ", version->version, " waits for the copy of shard ", shard,
-                        " on aggregator ", copies_.HolderOf(shard));
+    if (version.has_value() && copies_.Awaits(shard, *version)) awaited[shard] = *version;
   }
-  return "";
+  return awaited;
+}
+
+std::string CopyOrders::WaitReason() const {
+  const std::map<uint32_t, ShardCopies::Version> awaited = Awaited();
+  if (awaited.empty()) return "";
+  const auto& [shard, version] = *awaited.begin();
+  return absl::StrCat("version ", version.version, " waits for the copy of shard ", shard,
+                      " on aggregator ", copies_.HolderOf(shard));
 }
 
 void CopyOrders::OnShardOpen(uint32_t shard) {

@@ -34,6 +34,8 @@ class CopyOrders {
   std::optional<ShardCopies::Version> VersionFor(uint32_t shard) const;
   // Until when the commit of the closing version waits for copies; InfinitePast: it does not.
   absl::Time AwaitedUntil() const;
+  // The versions of copies for which the commit waits now, by shard.
+  std::map<uint32_t, ShardCopies::Version> Awaited() const;
   // The first copy for which the commit waits; empty if it waits for none.
   std::string WaitReason() const;
   void FillStatus(v1::RunStatus& status) const;

@@ -47,7 +47,8 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
                     {.evaluation = evaluation_,
                      .rounds = rounds_,
                      .aggregators = aggregators_,
-                     .stale = stale_}),
+                     .stale = stale_,
+                     .obligations = obligations_}),
       cluster_(context.cluster),
       stored_(record, cluster_),
       history_(record.run(), context.options.keep_history),
@@ -70,7 +71,10 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
                 .aggregators = aggregators_,
                 .groups = groups_,
                 .attribution = attribution_},
-               cluster_) {
+               cluster_),
+      obligations_(*this,
+                   {.evaluation = evaluation_, .rounds = rounds_, .aggregators = aggregators_},
+                   context) {
   groups_.UpdateDemand();
 }
 
@@ -402,6 +406,7 @@ absl::Time Run::NextDeadline() const {
   consider(groups_.barrier_since() + RejoinWait(spec()));
   const Round::Away away = attribution_.Away();
   consider(aggregators_.copies().AwaitedUntil());
+  consider(obligations_.NextDeadline());
   if (!committing()) {
     consider(round().ClosesAt(slots_.started().size(), away));
     consider(rounds_.versions().AwaitsLoadsUntil(away));

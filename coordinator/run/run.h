@@ -14,6 +14,7 @@
 //   data_agreement  the data, by the numbers of samples that hosts see
 //   stale_record    a record that is older than the values on the aggregators
 //   run_parking     parking, resuming and rolling back
+//   obligations     what members owe the run, and for how long
 //   run_view        what the parts see of one another
 //   run_status      what the state machine sees
 //
@@ -40,6 +41,7 @@
 #include "coordinator/run/run_context.h"
 #include "coordinator/run/run_evaluation.h"
 #include "coordinator/run/run_groups.h"
+#include "coordinator/run/run_obligations.h"
 #include "coordinator/run/run_parking.h"
 #include "coordinator/run/run_rounds.h"
 #include "coordinator/run/run_status.h"
@@ -123,9 +125,12 @@ class Run final : public RunWithStatus {
   bool Form(std::vector<std::string>& idle);
   // Judges failures, starts prepared groups, closes the round, assigns parts of the evaluation.
   void Advance();
-  // Sends the aggregators the generations that have changed. Called at the end of every event that
-  // concerns the run.
-  void SendFences() { aggregators_.SendFences(); }
+  // Sends the aggregators the generations that have changed, and reports what members owe the run
+  // and is late. Called at the end of every event that concerns the run.
+  void EndEvent() {
+    aggregators_.SendFences();
+    obligations_.Update();
+  }
   // The next time at which Form or Advance has work without an event; InfiniteFuture if none.
   absl::Time NextDeadline() const;
 
@@ -161,6 +166,7 @@ class Run final : public RunWithStatus {
   DataAgreement data_;
   RunParking parking_;
   StaleRecord stale_;
+  RunObligations obligations_;
   uint64_t revision_ = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "coordinator/run/run_status.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <set>
@@ -302,6 +303,7 @@ void RunWithStatus::FillRemoval(v1::RunStatus& status) const {
 }
 
 void RunWithStatus::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
+  parts_.obligations.FillDelayed(aggregator, status);
   if (!live()) return;
   for (int i = 0; i < shards().size(); ++i) {
     if (!shards().Owns(aggregator.record.name(), i)) continue;
@@ -337,9 +339,10 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
       if (delayed.run() == id()) return Cluster::DelayText(aggregator, delayed);
     }
   }
-  if (std::string reason = shards().RestoreReason(); !reason.empty()) return reason;
-  if (std::string reason = parts_.aggregators.copies().WaitReason(); !reason.empty()) return reason;
-  if (std::string reason = RoundReason(); !reason.empty()) return reason;
+  for (std::string& reason : std::array{parts_.obligations.Reason(), shards().RestoreReason(),
+                                        parts_.aggregators.copies().WaitReason(), RoundReason()}) {
+    if (!reason.empty()) return std::move(reason);
+  }
   if (parts_.evaluation.complete()) {
     if (parts_.evaluation.AwaitsPrograms())
       return "waiting for the programs to load the last version";

@@ -7,6 +7,7 @@
 // Pure and thread-compatible.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "coordinator/run/aggregators.h"
 #include "coordinator/run/run_context.h"
 #include "coordinator/run/run_evaluation.h"
+#include "coordinator/run/run_obligations.h"
 #include "coordinator/run/run_rounds.h"
 #include "coordinator/run/run_view.h"
 #include "coordinator/run/stale_record.h"
@@ -35,8 +37,11 @@ class RunWithStatus : public RunView {
   v1::RunStatus Status(absl::Time now) const;
   // `details`: also the plan, and what every rank holds.
   v1::GroupStatus StatusOf(const Slot& slot, bool details) const;
-  // Adds the shards that the aggregator stores for this run.
+  // Adds the shards that the aggregator stores for this run, and orders that are late and that it
+  // does not report.
   void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
+  // Number of obligations to this run that are late.
+  size_t CountLate() const { return parts_.obligations.CountLate(); }
   // As RunRounds::CheckKept.
   absl::Status CheckKept(uint32_t version) const {
     return parts_.rounds.versions().CheckKept(version);
@@ -58,6 +63,7 @@ class RunWithStatus : public RunView {
     const RunRounds& rounds;
     const Aggregators& aggregators;
     const StaleRecord& stale;
+    const RunObligations& obligations;
   };
   RunWithStatus(const StoredRun& stored, const History& history, const Slots& slots,
                 const RunContext& context, const Parts& parts)

@@ -51,6 +51,8 @@ class RunVersions {
   void SetKeep(const Round::Away& away, v1::CommitRecord& commit) const;
 
   // ---- Versions that groups have been ordered to load and have not reported
+  // By group.
+  const std::map<uint32_t, uint32_t>& loading() const { return loading_; }
   bool IsLoading(uint32_t group) const { return loading_.contains(group); }
   void SetLoading(uint32_t group, uint32_t version) { loading_[group] = version; }
   // The group has this version.

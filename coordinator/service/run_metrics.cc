@@ -81,6 +81,9 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
                   "Time for which the open round has accepted contributions.",
                   std::max(0.0, absl::ToDoubleSeconds(now - absl::FromUnixMillis(opened))), labels);
   }
+  metrics.Gauge("cadre_run_obligations_late",
+                "What members or the planner owe the run and have not done in 30 seconds.",
+                static_cast<double>(machine.CountLate(run.run())), labels);
   CollectTraffic(run, labels, metrics);
   metrics.Counter("cadre_run_evaluation_seconds_total",
                   "Time for which training waited for evaluations.", run.evaluation_seconds(),

@@ -31,6 +31,7 @@ TEST_F(RunMetricsTest, TokensAndMetricsOfARun) {
   const std::string run = SubmitTo(1, 1, spec);
   EXPECT_THAT(Scrape(),
               AllOf(HasSubstr("cadre_run_version{run=\"run-1-test\"} 0\n"),
+                    HasSubstr("cadre_run_obligations_late{run=\"run-1-test\"} 0\n"),
                     Not(HasSubstr("cadre_run_loss")), Not(HasSubstr("cadre_run_token")),
                     Not(HasSubstr("cadre_run_perplexity")), Not(HasSubstr("cadre_run_metric"))));
   cluster_.Run(absl::Seconds(4));

@@ -1,0 +1,99 @@
+// What members owe a run and do not do: it is named after 30 seconds.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/coordinator/machine/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class MachineObligationsTest : public MachineTest {
+ protected:
+  size_t CountLate(const std::string& run) { return cluster_.machine().CountLate(run); }
+  v1::AggregatorStatus AggregatorOf(int i) { return cluster_.Status().aggregators(i); }
+  FakeAggregator& agg(int i) { return cluster_.aggregators()[i]; }
+};
+
+TEST_F(MachineObligationsTest, OrderThatTheAggregatorDoesNotReportIsNamed) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  cluster_.behaviour.apply = false;
+  Train(run);
+  cluster_.Run(absl::Seconds(25));
+  EXPECT_EQ(ReasonOf(run), "");
+  EXPECT_EQ(CountLate(run), 0U);
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("aggregator agg-0 has not applied round 1 to shard 0 "
+                                             "for 3"),
+                                   HasSubstr("it does not report this order")));
+  EXPECT_EQ(CountLate(run), 2U);
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_ORDER_DELAYED, "aggregator agg-1 has not applied round 1"));
+  ASSERT_EQ(AggregatorOf(1).delayed_orders_size(), 1);
+  EXPECT_EQ(AggregatorOf(1).delayed_orders(0).order(), "apply");
+  EXPECT_GE(AggregatorOf(1).delayed_orders(0).seconds(), 30);
+  // The order is repeated, and carried out.
+  cluster_.behaviour.apply = true;
+  cluster_.Reconnect(agg(0));
+  cluster_.Reconnect(agg(1));
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1U);
+  EXPECT_EQ(ReasonOf(run), "");
+  EXPECT_EQ(CountLate(run), 0U);
+  EXPECT_EQ(AggregatorOf(1).delayed_orders_size(), 0);
+}
+
+TEST_F(MachineObligationsTest, ErrorOfTheAggregatorIsNamed) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  cluster_.behaviour.apply = false;
+  Train(run);
+  v1::Heartbeat heartbeat;
+  v1::DelayedOrder& delayed = *heartbeat.add_delayed_orders();
+  delayed.set_run(run);
+  delayed.set_order("apply");
+  delayed.set_reason("cannot write version-1.new: No space left on device");
+  for (int i = 0; i < 16; ++i) {
+    delayed.set_seconds(static_cast<float>(2 * i));
+    cluster_.Send(agg(0), heartbeat);
+    cluster_.Run(absl::Seconds(1.9));
+    cluster_.Send(agg(0), heartbeat);
+    cluster_.Send(agg(1), v1::Heartbeat());
+  }
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_ORDER_DELAYED,
+                       "aggregator agg-0 has not applied round 1 to shard 0 for 30s: cannot write "
+                       "version-1.new: No space left on device"));
+  EXPECT_EQ(AggregatorOf(0).delayed_orders_size(), 1) << "its own report";
+}
+
+TEST_F(MachineObligationsTest, AggregatorThatIsAwayOwesNothing) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  cluster_.Kill(agg(1));
+  Train(run);
+  cluster_.Run(absl::Minutes(2));
+  EXPECT_EQ(ReasonOf(run), "waiting for aggregator agg-1");
+  EXPECT_EQ(CountLate(run), 0U);
+}
+
+TEST_F(MachineObligationsTest, ShardThatIsNotOpenedIsNamed) {
+  cluster_.behaviour.open = false;
+  const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 100));
+  cluster_.Run(absl::Seconds(32));
+  EXPECT_THAT(ReasonOf(run), HasSubstr("aggregator agg-0 has not opened shard 0 for 3"));
+  EXPECT_EQ(AggregatorOf(0).delayed_orders(0).order(), "open_run");
+}
+
+TEST_F(MachineObligationsTest, GroupThatDoesNotLoadIsNamed) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  cluster_.behaviour.adopt = false;
+  Train(run);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1U);
+  cluster_.Run(absl::Seconds(34));
+  EXPECT_THAT(ReasonOf(run), HasSubstr("has made no progress and not loaded version 1 for 3"));
+  EXPECT_EQ(CountLate(run), 1U);
+}
+
+}  // namespace
+}  // namespace cadre::testing
