@@ -82,7 +82,8 @@ Cluster::~Cluster() {
 }
 
 absl::Status Cluster::Start(const std::string& name, const std::string& program, Role role,
-                            std::vector<std::string> arguments) {
+                            std::vector<std::string> arguments,
+                            std::vector<std::string> environment) {
   if (!std::filesystem::exists(TlsOf(name))) {
     CADRE_RETURN_IF_ERROR(Issue(name, role, absl::Now() + absl::Hours(1)));
   }
@@ -94,6 +95,7 @@ absl::Status Cluster::Start(const std::string& name, const std::string& program,
   arguments.push_back("--logtostderr");
   CADRE_ASSIGN_OR_RETURN(Process process, Process::Start({.program = ProgramPath(program),
                                                           .arguments = arguments,
+                                                          .environment = std::move(environment),
                                                           .log = LogOf(name)}));
   processes_.erase(name);
   processes_.emplace(name, std::move(process));
@@ -149,14 +151,16 @@ absl::StatusOr<std::string> Cluster::StartCoordinatorAt(const std::string& name,
   return absl::DeadlineExceededError("the coordinator does not listen in time");
 }
 
-absl::Status Cluster::StartAggregator(const std::string& name) {
+absl::Status Cluster::StartAggregator(const std::string& name,
+                                      std::vector<std::string> environment) {
   const std::string data = folder_ / name;
   CADRE_RETURN_IF_ERROR(MakeFolder(data));
   return Start(name, "cadre-aggregator", Role::kAggregator,
                {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
                 absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name),
                 absl::StrCat("--port-file=", data, "/port"), "--checkpoint-root=/",
-                options_.archive ? "--archive" : "--noarchive"});
+                options_.archive ? "--archive" : "--noarchive"},
+               std::move(environment));
 }
 
 absl::Status Cluster::StartWorker(const std::string& name) {

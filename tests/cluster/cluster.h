@@ -52,7 +52,8 @@ class Cluster {
   // all that were started before.
   absl::Status StartCoordinator(const std::string& name, const std::string& store);
   // Starts an aggregator with this name and the folder of this name, on a free port.
-  absl::Status StartAggregator(const std::string& name);
+  // `environment`: as in ProcessOptions.
+  absl::Status StartAggregator(const std::string& name, std::vector<std::string> environment = {});
   absl::Status StartWorker(const std::string& name);
   // Starts a coordinator, aggregator-<i> and worker-<i>, and awaits that all have joined.
   absl::Status StartAll(int aggregators, int workers);
@@ -100,7 +101,7 @@ class Cluster {
   absl::Status MakeClient();
   // Starts the program with TLS.
   absl::Status Start(const std::string& name, const std::string& program, Role role,
-                     std::vector<std::string> arguments);
+                     std::vector<std::string> arguments, std::vector<std::string> environment = {});
 
   const Options options_;
   const TemporaryFolder folder_;

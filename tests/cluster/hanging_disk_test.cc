@@ -1,0 +1,109 @@
+// Tests, with real processes, that an order that hangs on one aggregator is named, and stops only
+// its own run.
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cluster/cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLimit = absl::Seconds(60);
+// An order that hangs is named within this time.
+constexpr absl::Duration kNamed = absl::Seconds(30);
+
+class HangingDiskTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#ifdef __SANITIZE_ADDRESS__
+    GTEST_SKIP() << "the library of the sanitizer must be the first one";
+#endif
+    ASSERT_TRUE(cluster_.StartCoordinator().ok());
+    ASSERT_TRUE(cluster_.StartAggregator("aggregator-0").ok());
+    ASSERT_TRUE(
+        cluster_
+            .StartAggregator("aggregator-1", {absl::StrCat("LD_PRELOAD=", CADRE_HANGING_RENAME),
+                                              absl::StrCat("CADRE_HANGING_RENAMES=", control_)})
+            .ok());
+    for (const char* const worker : {"worker-0", "worker-1"}) {
+      ASSERT_TRUE(cluster_.StartWorker(worker).ok());
+    }
+    Await("both aggregators have joined",
+          [](const v1::StatusReply& status) { return status.aggregators_size() == 2; });
+  }
+
+  void Await(const std::string& what, const Cluster::Predicate& predicate,
+             absl::Duration limit = kLimit) {
+    const auto status = cluster_.Await(predicate, limit, what);
+    ASSERT_TRUE(status.ok()) << status.status();
+  }
+  void AwaitVersion(const std::string& run, uint32_t version) {
+    Await(absl::StrCat("version ", version, " of ", run), [&](const v1::StatusReply& status) {
+      return FindRun(status, run)->version() >= version;
+    });
+  }
+  uint32_t VersionOf(const std::string& run) {
+    const auto status = cluster_.client().Status();
+    return status.ok() ? FindRun(*status, run)->version() : 0;
+  }
+  // A run of one worker that does not end during the test.
+  std::string Submit() {
+    v1::RunSpec spec = SmallSpec(
+        {.groups = 1, .ranks = 1, .aggregators = 2, .every_steps = 8, .steps = 10'000'000});
+    spec.mutable_cluster()->set_keep_plan(true);
+    const auto run = cluster_.client().Submit(spec);
+    EXPECT_TRUE(run.ok()) << run.status();
+    return run.value_or("");
+  }
+  std::string Health(int exit_code) {
+    return RunCadre({"health", absl::StrCat("--coordinator=", cluster_.coordinator())}, exit_code);
+  }
+
+  Cluster cluster_{{.lease = absl::Seconds(3)}};
+  const std::string control_ = cluster_.folder() + "/hang";
+};
+
+TEST_F(HangingDiskTest, RunWhoseVersionHangsIsNamedAndOthersGoOn) {
+  const std::string hung = Submit();
+  const std::string other = Submit();
+  for (const std::string& run : {hung, other}) ASSERT_NO_FATAL_FAILURE(AwaitVersion(run, 2));
+  EXPECT_THAT(Health(0), HasSubstr("healthy"));
+
+  std::ofstream(control_) << "/" << hung << "/version-";
+  const auto named = [&](const v1::StatusReply& status) {
+    return FindRun(status, hung)->reason().find("aggregator aggregator-1") != std::string::npos;
+  };
+  ASSERT_NO_FATAL_FAILURE(Await("the run names the aggregator", named, kNamed));
+  EXPECT_THAT(Health(1), AllOf(HasSubstr("aggregator-1"), HasSubstr("apply")));
+  EXPECT_THAT(RunCadre({"events", absl::StrCat("--coordinator=", cluster_.coordinator())}),
+              HasSubstr("aggregator aggregator-1 has taken 5s to apply the round"));
+  const uint32_t stopped = VersionOf(hung);
+
+  // The other run goes on, also with a new generation, whose key the aggregator must learn.
+  ASSERT_NO_FATAL_FAILURE(AwaitVersion(other, VersionOf(other) + 10));
+  const auto status = cluster_.client().Status();
+  ASSERT_TRUE(status.ok()) << status.status();
+  cluster_.Kill(FindGroup(*status, other, 0)->members(0).name());
+  ASSERT_TRUE(cluster_.StartWorker("worker-2").ok());
+  ASSERT_NO_FATAL_FAILURE(AwaitVersion(other, VersionOf(other) + 10));
+  // So does a run that begins now.
+  ASSERT_TRUE(cluster_.StartWorker("worker-3").ok());
+  ASSERT_NO_FATAL_FAILURE(AwaitVersion(Submit(), 2));
+  EXPECT_EQ(VersionOf(hung), stopped);
+
+  std::filesystem::remove(control_);
+  ASSERT_NO_FATAL_FAILURE(AwaitVersion(hung, stopped + 3));
+  Await("the reason ends",
+        [&](const v1::StatusReply& seen) { return FindRun(seen, hung)->reason().empty(); });
+}
+
+}  // namespace
+}  // namespace cadre::testing
