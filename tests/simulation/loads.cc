@@ -25,7 +25,11 @@ constexpr absl::Duration kMaxReport = absl::Seconds(10);
 }  // namespace
 
 void Loads::Check() {
-  if (std::exchange(changes_, coordinators_.changes()) != changes_ || coordinators_.two()) {
+  // The commits of an adopted run are those of another coordinator.
+  const uint64_t adopted = world_.counters["runs_adopted"];
+  const bool foreign = std::exchange(adopted_, adopted) != adopted;
+  if (std::exchange(changes_, coordinators_.changes()) != changes_ || coordinators_.two() ||
+      foreign) {
     runs_.clear();
     judged_.clear();
   }
