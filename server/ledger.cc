@@ -38,7 +38,6 @@
 #include "model/change_sums.h"
 #include "server/client/frame.h"
 #include "server/client/shard_span.h"
-#include "server/mean.h"
 
 namespace cadre {
 namespace {
@@ -479,6 +478,9 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
   }
   if (auto refused = run.CheckOrder(apply)) return *std::move(refused);
   if (run.applying) return ApplyUnderWay{};
+  if (run.hollow && !apply.has_restores() && RequiresBefore(apply)) {
+    return LacksVersion{*run.hollow};
+  }
   if (apply.has_restores()) {
     ApplyPlan copy = PlanOfCopy(run, apply);
     run.closing = copy.order;
@@ -488,11 +490,6 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
 
   if (auto refused = CheckParticipants(apply)) return *refused;
   run.closing = apply;
-  std::vector<uint64_t> samples;
-  for (const v1::Participant& participant : apply.participants()) {
-    samples.push_back(participant.samples());
-  }
-  const std::vector<float> weights = MeanWeights(samples);
   ApplyPlan plan{run.terms.run,
                  apply.round(),
                  run.span,
@@ -502,22 +499,7 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
                  run.terms.units,
                  run.terms.fragments,
                  apply};
-  Incomplete missing;
-  for (int i = 0; i < apply.participants_size(); ++i) {
-    auto source = run.contributions.Cover(run.terms, run.span, apply, apply.participants(i));
-    if (auto* refused = std::get_if<Refused>(&source)) return std::move(*refused);
-    if (const auto* gap = std::get_if<Incomplete>(&source)) {
-      missing.groups.push_back(gap->groups.front());
-      absl::StrAppend(&missing.reason, missing.reason.empty() ? "" : "; ", gap->reason);
-      continue;
-    }
-    plan.groups.push_back(std::get<GroupSource>(std::move(source)));
-    plan.groups.back().weight = weights[i];
-    if (const float scale = apply.participants(i).scale(); scale > 0) {
-      plan.groups.back().scale = scale;
-    }
-  }
-  if (!missing.groups.empty()) return missing;
+  if (auto incomplete = run.AddSources(plan)) return *std::move(incomplete);
   run.applying = true;
   return plan;
 }

@@ -95,6 +95,11 @@ class Ledger {
   // Every run with a version, by name. `step` and `samples` are those of the order that made the
   // version; 0 if it is unknown.
   std::vector<v1::ShardState> States() const;
+  // The version before the first one that a hollow shard will have.
+  std::optional<uint32_t> HollowVersion(const std::string& run) const {
+    const LedgerRun* const found = Find(run);
+    return found == nullptr ? std::nullopt : found->hollow;
+  }
   // The stored versions before the newest.
   google::protobuf::RepeatedPtrField<v1::KeptVersion> OlderVersions(const std::string& run) const;
   // Forgets the versions that are not kept any more (rule 6) and returns them, to be removed.

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "model/validate.h"
+#include "server/mean.h"
 
 namespace cadre {
 namespace {
@@ -169,10 +171,6 @@ std::optional<Refused> LedgerRun::CheckOrder(const v1::Apply& apply) const {
     return Malformed(absl::StrCat("round ", apply.round(), " is ordered with fragment ",
                                   apply.fragment(), "; the run has ", terms.fragments));
   }
-  if (hollow && RequiresBefore(apply)) {
-    return Malformed(absl::StrCat("round ", apply.round(), " requires the values of version ",
-                                  version, ", which this shard does not have"));
-  }
   return std::nullopt;
 }
 
@@ -185,6 +183,32 @@ std::optional<Refused> LedgerRun::CheckRestores(const v1::Apply& apply) const {
   if (Find(apply.restores()) != nullptr) return std::nullopt;
   return Refused{v1::REFUSAL_WRONG_BASE,
                  absl::StrCat(what, " cannot be made: that version is not stored here")};
+}
+
+std::optional<ApplyDecision> LedgerRun::AddSources(ApplyPlan& plan) const {
+  const v1::Apply& apply = plan.order;
+  std::vector<uint64_t> samples;
+  for (const v1::Participant& participant : apply.participants()) {
+    samples.push_back(participant.samples());
+  }
+  const std::vector<float> weights = MeanWeights(samples);
+  Incomplete missing;
+  for (int i = 0; i < apply.participants_size(); ++i) {
+    auto source = contributions.Cover(terms, span, apply, apply.participants(i));
+    if (auto* refused = std::get_if<Refused>(&source)) return std::move(*refused);
+    if (const auto* gap = std::get_if<Incomplete>(&source)) {
+      missing.groups.push_back(gap->groups.front());
+      absl::StrAppend(&missing.reason, missing.reason.empty() ? "" : "; ", gap->reason);
+      continue;
+    }
+    plan.groups.push_back(std::get<GroupSource>(std::move(source)));
+    plan.groups.back().weight = weights[i];
+    if (const float scale = apply.participants(i).scale(); scale > 0) {
+      plan.groups.back().scale = scale;
+    }
+  }
+  if (missing.groups.empty()) return std::nullopt;
+  return missing;
 }
 
 }  // namespace cadre

@@ -58,6 +58,9 @@ struct LedgerRun {
   // Requires: there is a newest version, and that of the order is not stored.
   std::optional<Refused> CheckOrder(const v1::Apply& apply) const;
   std::optional<Refused> CheckRestores(const v1::Apply& apply) const;
+  // Adds the contributions of the participants of the plan's order. Returns why they are not
+  // complete: Incomplete or Refused.
+  std::optional<ApplyDecision> AddSources(ApplyPlan& plan) const;
   // Fences older generations of the group. Their incomplete contributions are obsolete and are
   // returned; complete ones may have been committed.
   std::vector<ContributionKey> Fence(uint32_t group, const GroupGeneration& generation);

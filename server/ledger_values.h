@@ -190,8 +190,13 @@ struct Incomplete {
   std::vector<uint32_t> groups;
   std::string reason;
 };
+// A result of BeginApply: the round requires the values of the version before, which were damaged.
+struct LacksVersion {
+  uint32_t version = 0;
+};
 
-using ApplyDecision = std::variant<ApplyPlan, AlreadyApplied, ApplyUnderWay, Incomplete, Refused>;
+using ApplyDecision =
+    std::variant<ApplyPlan, AlreadyApplied, ApplyUnderWay, Incomplete, LacksVersion, Refused>;
 
 // Permission to read `spans`, in this order, from the file of `version`, or what its frame has of
 // them.

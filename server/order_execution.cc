@@ -63,6 +63,14 @@ OrderResult OpenRun(ShardHost& host, const v1::OpenRun& open) {
 // An Apply whose contributions are incomplete is answered by each attempt.
 OrderResult Apply(ShardHost& host, const v1::Apply& apply) {
   const absl::StatusOr<v1::Applied> applied = host.Apply(apply);
+  v1::MemberMessage message;
+  if (absl::IsFailedPrecondition(applied.status())) {
+    // The coordinator has the shard restored, and repeats the order.
+    v1::RunOpened& shard = *message.mutable_run_opened();
+    shard = host.Describe(apply.run());
+    LOG(WARNING) << applied.status();
+    if (shard.hollow()) return {.answer = std::move(message)};
+  }
   if (!applied.ok()) return {.repeat = applied.status()};
   const bool complete = applied->missing().empty();
   if (complete && applied->error().empty()) {
@@ -72,7 +80,6 @@ OrderResult Apply(ShardHost& host, const v1::Apply& apply) {
     LOG(ERROR) << "cannot apply round " << apply.round() << " of " << apply.run() << ": "
                << applied->error();
   }
-  v1::MemberMessage message;
   *message.mutable_applied() = *applied;
   return {.answer = std::move(message),
           .repeat = complete ? absl::OkStatus()

@@ -222,13 +222,22 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
     answer.set_error(std::string(made.message()));
     return answer;
   }
-  const v1::ShardState state = StateOf(States(), open.run());
-  answer.set_hollow(state.run().empty());
-  answer.set_version(opened.hollow.value_or(state.version()));
-  answer.set_digest(state.digest());
+  return Describe(open.run());
+}
+
+v1::RunOpened ShardHost::Describe(const std::string& run) const {
+  v1::RunOpened shard;
+  shard.set_run(run);
   absl::MutexLock lock(&mutex_);
-  *answer.mutable_kept() = ledger_.OlderVersions(open.run());
-  return answer;
+  const v1::OpenRun open = runs_.Find(run).value().open;
+  shard.set_shard(open.shard());
+  shard.set_shards(open.shards());
+  const v1::ShardState state = StateOf(ledger_.States(), run);
+  shard.set_hollow(state.run().empty());
+  shard.set_version(ledger_.HollowVersion(run).value_or(state.version()));
+  shard.set_digest(state.digest());
+  *shard.mutable_kept() = ledger_.OlderVersions(run);
+  return shard;
 }
 
 // Other programs may use the disk as well, so a write can fail for lack of space nevertheless; the
@@ -241,9 +250,8 @@ std::string ShardHost::Reserve(const v1::OpenRun& open) {
   absl::MutexLock lock(&mutex_);
   const auto reserved = runs_.Reserve(open.run(), needed, *free);
   if (!reserved.has_value()) return "";
-  return absl::StrCat(kTooLittleSpace, ": shard ", open.shard(), " needs ", needed,
-                      " bytes, ", *free, " are free, and ", *reserved,
-                      " of these are reserved for other runs");
+  return absl::StrCat(kTooLittleSpace, ": shard ", open.shard(), " needs ", needed, " bytes, ",
+                      *free, " are free, and ", *reserved, " of these are reserved for other runs");
 }
 
 absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, const RunTerms& terms) {

@@ -90,8 +90,11 @@ class ShardHost {
   // (ledger.h).
   absl::StatusOr<v1::RunOpened> OpenRun(const v1::OpenRun& open) ABSL_LOCKS_EXCLUDED(mutex_);
   // Permanent failures are reported in Applied.error. After an error status, and while
-  // Applied.missing names groups, the caller may retry.
+  // Applied.missing names groups, the caller may retry, except that after FailedPrecondition the
+  // shard is hollow, and the round requires the values that it does not have.
   absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The shard of the run as an answer to OpenRun. Requires: its files are known.
+  v1::RunOpened Describe(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Not durable: after a restart OpenRun carries the version of the run.
   void Publish(const v1::Publish& publish) ABSL_LOCKS_EXCLUDED(mutex_);
   // Not durable: after a restart OpenRun carries it, and the keys, which are never stored. Does not

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/shard_host.h"
 
@@ -108,6 +109,11 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
     LOG(WARNING) << "round " << apply.round() << " of " << apply.run()
                  << " waits for contributions: " << incomplete->reason;
     return answer;
+  }
+  if (const auto* lacks = std::get_if<LacksVersion>(&decision)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "round ", apply.round(), " of ", apply.run(), " requires the values of version ",
+        lacks->version, ", which this shard does not have"));
   }
   // The turn excludes a concurrent Apply.
   CHECK(std::holds_alternative<ApplyPlan>(decision));

@@ -66,7 +66,8 @@ void Aggregators::OnOpened(const Member& member, const v1::RunOpened& opened) {
     if (restore->ready()) SendRestoringApply(opened.shard(), *restore);
     return;
   }
-  if (shards_.IsOpen(opened.shard())) return;
+  // An open shard can turn out to be hollow when a round requires a version that was damaged.
+  if (shards_.IsOpen(opened.shard()) && !opened.hollow()) return;
   if (const std::string wrong = CheckOpened(member, opened); !wrong.empty()) {
     return Lose(opened, wrong);
   }

@@ -5,13 +5,13 @@
 #include <cmath>
 
 #include "base/digest.h"
+#include "tests/base/expect.h"
 #include "tests/server/shard_host_fixture.h"
 
 namespace cadre::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 class LostShardTest : public ShardHostTest {
@@ -96,8 +96,8 @@ TEST_F(LostShardTest, ContributionsRestoreTheClosingRound) {
 TEST_F(LostShardTest, OuterUpdateRequiresASeed) {
   EXPECT_EQ(OpenAt(3).version(), 3u);
   ASSERT_TRUE(Stage({.round = 4}, Values(1, 15)).ok());
-  EXPECT_THAT(Apply(WithMomentum(MakeApply(run_, 4, {{}}))).error(),
-              HasSubstr("requires the values of version 3"));
+  EXPECT_THAT(host_->Apply(WithMomentum(MakeApply(run_, 4, {{}}))),
+              IsError(absl::StatusCode::kFailedPrecondition, "requires the values of version 3"));
   EXPECT_TRUE(OpenAt(2).hollow());
   Apply(Seed(MakeApply(run_, 3, {{.samples = 1}})));
   ASSERT_TRUE(StageSeed({.round = 3, .samples = 1}, Values(2, 15)).ok());

@@ -11,6 +11,7 @@
 #include "model/change_sums.h"
 #include "server/block_changes.h"
 #include "server/client/refusal.h"
+#include "server/order_execution.h"
 #include "tests/base/expect.h"
 #include "tests/server/coded_rounds_fixture.h"
 #include "tests/server/ledger_fixture.h"
@@ -121,7 +122,7 @@ TEST_F(LedgerTest, HollowShardDoesNotClip) {
   StageAll({.round = 5, .group = 0}, 0, 15);
   v1::Apply order = MakeApply(run_, 5, {{.group = 0}});
   order.mutable_participants(0)->set_scale(0.5F);
-  EXPECT_THAT(WhyNot(order), HasSubstr("requires the values of version 4"));
+  EXPECT_EQ(Get<LacksVersion>(ledger_.BeginApply(order)).version, 4u);
 }
 
 TEST_F(LedgerTest, OrdersThatLeaveEverythingOutAreRefused) {
@@ -215,6 +216,28 @@ TEST_F(ScreenedHostTest, VersionIsMadeAgainAlsoAfterARestart) {
   host_->Publish(PublishOf(run_, 1));
   EXPECT_THAT(Files(RunPath("")), ::testing::Not(::testing::Contains(HasSubstr("stage-"))));
   EXPECT_EQ(Apply(OrderOf({{.group = 1}}, 4)).refusal(), v1::REFUSAL_CLOSED_ROUND);
+}
+
+// Version 0 is damaged while version 1 is not published: the second attempt needs it.
+TEST_F(ScreenedHostTest, ShardWithoutTheVersionBeforeIsHollow) {
+  ASSERT_TRUE(Stage({.round = 1, .group = 0}, Changed(1)).ok());
+  ASSERT_TRUE(Stage({.round = 1, .group = 1}, Changed(2)).ok());
+  const v1::Applied both = Apply(WithMomentum(OrderOf({{.group = 0}, {.group = 1}}, 1)));
+  std::string bytes = ReadAll(RunPath("version-0"));
+  bytes.back() ^= 1;
+  WriteAll(RunPath("version-0"), bytes);
+  Restart();
+  const v1::RunOpened opened = Open();
+  EXPECT_FALSE(opened.hollow());
+  EXPECT_EQ(opened.digest(), both.digest());
+  v1::CoordinatorMessage order;
+  *order.mutable_apply() = WithMomentum(OrderOf({{.group = 1}}, 2));
+  const OrderResult result = ExecuteOrder(*host_, order);
+  EXPECT_EQ(result.repeat, absl::OkStatus());
+  ASSERT_TRUE(result.answer.has_value());
+  EXPECT_TRUE(result.answer->run_opened().hollow()) << result.answer->DebugString();
+  EXPECT_EQ(result.answer->run_opened().version(), 0u);
+  EXPECT_EQ(result.answer->run_opened().shards(), 1u);
 }
 
 TEST_F(ScreenedHostTest, OpenRunPublishes) {

@@ -117,6 +117,27 @@ TEST_F(RestoreShardTest, ClosingRoundThatTheShardHadApplied) {
   ExpectRestored(run);
 }
 
+// The version before was damaged, which the aggregator notices when the round requires it.
+TEST_F(RestoreShardTest, OpenShardTurnsOutToBeHollow) {
+  const std::string run = Begin();
+  cluster_.behaviour.apply = false;
+  TrainBoth(run);
+  cluster_.behaviour.apply = true;
+  FakeAggregator::Shard& shard = agg(0).shards.at(run);
+  shard.digests.clear();
+  shard.hollow = 1;
+  v1::RunOpened hollow;
+  hollow.set_run(run);
+  hollow.set_shards(2);
+  hollow.set_version(1);
+  hollow.set_hollow(true);
+  cluster_.Send(agg(0), hollow);
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_LOST, "agg-0 has lost the values of shard 0"));
+  cluster_.Reconnect(agg(1));
+  EXPECT_EQ(VersionOf(run), 2u);
+  ExpectRestored(run);
+}
+
 // Its disk is that of before the round.
 TEST_F(RestoreShardTest, ClosingRoundThatTheShardHadAppliedAndLost) {
   const std::string run = Begin();
