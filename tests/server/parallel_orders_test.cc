@@ -1,8 +1,11 @@
 // Orders for several runs at the same time: a disk that hangs in one run stops no other run.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <thread>
@@ -11,7 +14,6 @@
 #include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
 #include "base/digest.h"
-#include "base/file_limit.h"
 #include "server/client/refusal.h"
 #include "server/order_execution.h"
 #include "tests/base/expect.h"
@@ -159,21 +161,33 @@ TEST_F(ParallelOrdersTest, FileOfAFencedContributionIsRemovedByTheNextOrder) {
   EXPECT_FALSE(disk_.Exists(file));
 }
 
-// While the object exists, this process can open `more` further files.
+// While the object exists, this process can open `more` further files. The limit is one of numbers
+// of descriptors, which may have gaps, so all others are taken.
 class OpenFilesLimit {
  public:
-  explicit OpenFilesLimit(uint64_t more) {
+  explicit OpenFilesLimit(size_t more) {
     EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
     rlimit limited = before_;
-    limited.rlim_cur = before_.rlim_cur - FreeDescriptors() + more;
+    limited.rlim_cur = std::min<rlim_t>(before_.rlim_cur, 1024);
     EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &limited), 0);
+    for (int taken = eventfd(0, 0); taken >= 0; taken = eventfd(0, 0)) taken_.push_back(taken);
+    for (; more > 0 && !taken_.empty(); --more) Return();
   }
   OpenFilesLimit(const OpenFilesLimit&) = delete;
   OpenFilesLimit& operator=(const OpenFilesLimit&) = delete;
-  ~OpenFilesLimit() { EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  ~OpenFilesLimit() {
+    while (!taken_.empty()) Return();
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0);
+  }
 
  private:
+  void Return() {
+    close(taken_.back());
+    taken_.pop_back();
+  }
+
   rlimit before_ = {};
+  std::vector<int> taken_;
 };
 
 TEST_F(ShardHostTest, RoundOfMoreContributionsThanOpenFilesIsApplied) {

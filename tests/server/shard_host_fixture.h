@@ -23,10 +23,8 @@ class ShardHostTest : public ::testing::Test {
   void SetUp() override { Restart(); }
 
   absl::StatusOr<std::unique_ptr<ShardHost>> HostOn(const std::string& folder) {
-    return ShardHost::Open({.data_dir = folder,
-                            .name = "agg-0",
-                            .counters = &counters_,
-                            .free_bytes = free_bytes_});
+    return ShardHost::Open(
+        {.data_dir = folder, .name = "agg-0", .counters = &counters_, .free_bytes = free_bytes_});
   }
 
   void StartOn(const std::string& folder) {

@@ -268,8 +268,8 @@ void Liveness::CheckGroup(const v1::RunRecord& run, uint32_t slot) {
     world_.Violate("generation ", healthy.generation, " of ", run.run(), " was ended (",
                    group.reason(), "), although nothing was wrong with it");
   }
-  const bool still_healthy = healthy.generation == group.generation() &&
-                             AreShardsHealthy(run.run()) && IsHealthy(group);
+  const bool still_healthy =
+      healthy.generation == group.generation() && AreShardsHealthy(run.run()) && IsHealthy(group);
   if (!still_healthy) healthy = {group.generation(), now};
 }
 
