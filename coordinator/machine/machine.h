@@ -93,11 +93,15 @@ class Machine {
   const google::protobuf::Map<std::string, uint64_t>& counters() const {
     return cluster_.meta().counters();
   }
-  // Milliseconds since the Unix epoch at which the open round of the run began to accept
-  // contributions; 0: there is none.
-  int64_t RoundOpenedMs(const std::string& run) const;
-  // Number of obligations to the run that are late (coordinator/run/obligations.h).
-  size_t CountLate(const std::string& run) const;
+  // What the metrics of a run have beside its status.
+  struct RunGauges {
+    // Milliseconds since the Unix epoch at which the open round began to accept contributions; 0:
+    // there is none.
+    int64_t round_opened_ms = 0;
+    // Number of obligations that are late (coordinator/run/obligations.h).
+    size_t late = 0;
+  };
+  RunGauges Gauges(const std::string& run) const;
 
   // The history of a run. Errors: NotFound for an unknown run.
   absl::StatusOr<v1::HistoryReply> History(const v1::HistoryRequest& request) const;

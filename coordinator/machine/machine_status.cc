@@ -264,15 +264,11 @@ MemberCounts Machine::CountMembers() const {
   return counts;
 }
 
-int64_t Machine::RoundOpenedMs(const std::string& run_id) const {
+Machine::RunGauges Machine::Gauges(const std::string& run_id) const {
   const Run* const run = runs_.Find(run_id);
-  const bool open = run != nullptr && run->record().state() == v1::RUN_STATE_RUNNING;
-  return open ? run->record().round_opened_ms() : 0;
-}
-
-size_t Machine::CountLate(const std::string& run_id) const {
-  const Run* const run = runs_.Find(run_id);
-  return run == nullptr ? 0 : run->CountLate();
+  if (run == nullptr) return {};
+  const bool open = run->record().state() == v1::RUN_STATE_RUNNING;
+  return {.round_opened_ms = open ? run->record().round_opened_ms() : 0, .late = run->CountLate()};
 }
 
 absl::StatusOr<v1::HistoryReply> Machine::History(const v1::HistoryRequest& request) const {

@@ -76,14 +76,15 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
   metrics.Gauge("cadre_run_groups", "Requested groups.", run.groups(), labels);
   metrics.Gauge("cadre_run_groups_alive", "Groups that train.", run.groups_alive(), labels);
   metrics.Counter("cadre_run_rounds_total", "Committed rounds.", run.rounds_committed(), labels);
-  if (const int64_t opened = machine.RoundOpenedMs(run.run()); opened > 0) {
+  const Machine::RunGauges gauges = machine.Gauges(run.run());
+  if (const int64_t opened = gauges.round_opened_ms; opened > 0) {
     metrics.Gauge("cadre_run_round_age_seconds",
                   "Time for which the open round has accepted contributions.",
                   std::max(0.0, absl::ToDoubleSeconds(now - absl::FromUnixMillis(opened))), labels);
   }
   metrics.Gauge("cadre_run_obligations_late",
                 "What members or the planner owe the run and have not done in 30 seconds.",
-                static_cast<double>(machine.CountLate(run.run())), labels);
+                static_cast<double>(gauges.late), labels);
   CollectTraffic(run, labels, metrics);
   metrics.Counter("cadre_run_evaluation_seconds_total",
                   "Time for which training waited for evaluations.", run.evaluation_seconds(),

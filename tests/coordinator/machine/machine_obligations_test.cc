@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 class MachineObligationsTest : public MachineTest {
  protected:
-  size_t CountLate(const std::string& run) { return cluster_.machine().CountLate(run); }
+  size_t CountLate(const std::string& run) { return cluster_.machine().Gauges(run).late; }
   v1::AggregatorStatus AggregatorOf(int i) { return cluster_.Status().aggregators(i); }
   FakeAggregator& agg(int i) { return cluster_.aggregators()[i]; }
 };
