@@ -7,6 +7,7 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/proto_buffer_writer.h>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -32,7 +33,7 @@ constexpr int kMaxDepth = 100;
 // Adds up an upper bound of the memory of a message.
 class MemoryScan {
  public:
-  MemoryScan(CodedInputStream& in, int64_t max) : in_(in), left_(max) {}
+  MemoryScan(CodedInputStream& in, int64_t max) : in_(in), max_(max), left_(max) {}
 
   absl::Status Scan(const Descriptor& type, int depth) {
     left_ -= kObjectBytes + type.field_count() * kFieldBytes;
@@ -42,7 +43,10 @@ class MemoryScan {
       CADRE_RETURN_IF_ERROR(WireFormat::GetTagWireType(tag) == WireFormat::WIRETYPE_LENGTH_DELIMITED
                                 ? ScanLength(field, depth)
                                 : SkipNumber(field, tag));
-      if (left_ < 0) return absl::ResourceExhaustedError("the message takes too much memory");
+      if (left_ < 0) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("the message takes more than ", max_, " bytes of memory"));
+      }
     }
     return in_.ConsumedEntireMessage() ? absl::OkStatus() : Malformed();
   }
@@ -81,6 +85,7 @@ class MemoryScan {
   }
 
   CodedInputStream& in_;
+  const int64_t max_;
   int64_t left_;
 };
 

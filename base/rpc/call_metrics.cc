@@ -1,8 +1,11 @@
 #include "base/rpc/call_metrics.h"
 
+#include <google/protobuf/descriptor.h>
+
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -24,6 +27,15 @@ const char* CodeName(grpc::StatusCode code) {
   return index < std::size(kNames) ? kNames[index] : "Unknown";
 }
 
+// As the protocol declares the method: a server may serve unary methods as streams.
+bool IsUnary(const ServerRpcInfo& info) {
+  const std::string name = absl::StrReplaceAll(absl::StripPrefix(info.method(), "/"), {{"/", "."}});
+  const auto* const method =
+      google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(name);
+  if (method == nullptr) return info.type() == ServerRpcInfo::Type::UNARY;
+  return !method->client_streaming() && !method->server_streaming();
+}
+
 }  // namespace
 
 class CallMetrics::Interceptor final : public grpc::experimental::Interceptor {
@@ -32,8 +44,7 @@ class CallMetrics::Interceptor final : public grpc::experimental::Interceptor {
       : metrics_(metrics), name_(info.method()), begin_(absl::Now()) {
     absl::MutexLock lock(&metrics_.mutex_);
     Method& method = metrics_.MethodOf(name_);
-    method.unary = info.type() == ServerRpcInfo::Type::UNARY;
-    ++method.started;
+    if (method.started++ == 0) method.unary = IsUnary(info);
   }
 
   // A call that is cancelled may have no status.

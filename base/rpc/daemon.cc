@@ -36,6 +36,8 @@ namespace {
 // Largest message that gRPC accepts. It ends the stream of a larger one without a reason; services
 // refuse messages over kMaxMessageBytes by name.
 constexpr int kMaxReceiveBytes = kMaxMessageBytes + (1 << 20);
+// Names a service.
+constexpr int kMaxHealthRequestBytes = 1 << 10;
 // A member uses a few streams of a connection, a caller one or two.
 constexpr int kMaxStreamsOfConnection = 128;
 
@@ -80,6 +82,8 @@ absl::StatusOr<std::unique_ptr<Daemon::HealthServer>> Daemon::StartHealthServer(
   grpc::ServerBuilder builder;
   Configure(builder);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // gRPC reads a request before it looks for the method.
+  builder.SetMaxReceiveMessageSize(kMaxHealthRequestBytes);
   builder.RegisterCallbackGenericService(&health->nothing);
   int port = 0;
   builder.AddListeningPort(address, Credentials::Insecure().server(), &port);

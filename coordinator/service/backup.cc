@@ -52,11 +52,11 @@ absl::Status WriteBackup(Store& store, const std::string& path) {
   return written;
 }
 
-void BackupStream::Begin() {
+void BackupStream::Send(const std::string& path) {
   absl::MutexLock lock(&mutex_);
-  absl::StatusOr<std::unique_ptr<File>> file = PosixFileSystem().Open(path_, Access::kRead);
+  absl::StatusOr<std::unique_ptr<File>> file = PosixFileSystem().Open(path, Access::kRead);
   // The open file stays readable.
-  PosixFileSystem().RemoveFile(path_).IgnoreError();
+  PosixFileSystem().RemoveFile(path).IgnoreError();
   if (!file.ok()) return EndLocked(file.status());
   file_ = *std::move(file);
   SendNext();
@@ -74,7 +74,7 @@ void BackupStream::SendNext() {
   if (*read != data.size()) return EndLocked(absl::DataLossError("the copy was truncated"));
   sent_ += data.size();
   chunk.set_file_bytes(*size);
-  Queue(std::move(chunk));
+  Queue(chunk);
 }
 
 }  // namespace cadre

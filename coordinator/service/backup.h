@@ -14,7 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "base/file_system.h"
-#include "coordinator/service/streams.h"
+#include "coordinator/service/request_stream.h"
 #include "coordinator/store/store.h"
 #include "proto/cadre/v1/control.pb.h"
 
@@ -25,21 +25,24 @@ namespace cadre {
 absl::Status WriteBackup(Store& store, const std::string& path);
 
 // Sends a file in chunks, the next one when the one before is written, and removes the file.
-class BackupStream final
-    : public StreamWriter<grpc::ServerWriteReactor<v1::BackupChunk>, v1::BackupChunk> {
+class BackupStream final : public RequestStream {
  public:
-  BackupStream(std::string path, OpenStreams& streams, grpc::CallbackServerContext* context,
-               std::function<void()> on_done)
-      : StreamWriter(streams, context, std::move(on_done)), path_(std::move(path)) {}
+  // Calls `begin` when the backup is requested.
+  BackupStream(const Shared& shared, grpc::CallbackServerContext* context,
+               std::function<void(BackupStream& stream)> begin, std::function<void()> on_done)
+      : RequestStream(shared, Limits(), context, std::move(on_done)), begin_(std::move(begin)) {}
 
-  // Begins to send. Requires: the file is complete.
-  void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Sends the file. Requires: it is complete.
+  void Send(const std::string& path) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  google::protobuf::Message& request() override { return request_; }
+  void OnRequest() override { begin_(*this); }
   void OnWritten() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { SendNext(); }
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const std::string path_;
+  const std::function<void(BackupStream& stream)> begin_;
+  v1::BackupRequest request_;
   std::unique_ptr<File> file_ ABSL_GUARDED_BY(mutex_);
   uint64_t sent_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -1,6 +1,7 @@
-// Calls and streams are registered under one number each. A unary call is in `pending_` until it is
-// finished: the code that removes it (its answer, its cancellation or Drain) is the only one that
-// finishes it, so its reply is valid until then, and gRPC may delete the call at any later time.
+// Calls and streams are registered under one number each. A unary call is in `pending_` from its
+// request until it is finished: the code that removes it (its answer, its cancellation or Drain) is
+// the only one that finishes it, so its reply is valid until then, and gRPC may delete the call at
+// any later time.
 // Streams delete themselves in OnDone, after they have left their map; the mutex is held while a
 // stream is used, so that it is not destroyed meanwhile.
 #include "coordinator/service/service.h"
@@ -24,6 +25,8 @@ namespace {
 constexpr int kMaxWatches = 1024;
 constexpr int kMaxQueries = 256;
 constexpr size_t kMaxCalls = 1024;
+// Requests that are read at the same time. Each may have kMaxMessageBytes.
+constexpr int kRequestTurns = 4;
 // Maximum of streams, and the time in which the peer of one that has ended must read what is left.
 constexpr int kMaxStreams = 1 << 16;
 constexpr absl::Duration kMaxEndTime = absl::Seconds(10);
@@ -32,25 +35,11 @@ absl::Status Stopping() { return absl::UnavailableError("the coordinator is stop
 
 }  // namespace
 
-// One unary call. Owned by gRPC; registered with the service until it is finished.
-class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
- public:
-  Call(RequestId id, CoordinatorService* service, bool traces)
-      : id_(id), service_(service), traces_(traces) {}
-
-  void OnCancel() override { service_->OnCancelled(id_, traces_); }
-  void OnDone() override { delete this; }
-
- private:
-  const RequestId id_;
-  CoordinatorService* const service_;
-  const bool traces_;
-};
-
 CoordinatorService::CoordinatorService(Loop::Options options, Credentials credentials)
     : options_(std::move(options)),
       credentials_(std::move(credentials)),
       call_services_(MakeCallServices(*this)),
+      request_turns_(kRequestTurns, kMaxCalls),
       query_slots_(kMaxQueries),
       watch_slots_(kMaxWatches),
       not_serving_(NotServingError("the coordinator is starting")),
@@ -168,35 +157,38 @@ void CoordinatorService::EndAll(const absl::Status& status) {
     if (backup_ != nullptr) backup_->End(status);
     pending.swap(pending_);
   }
-  for (auto& [id, one] : pending) one.call->Finish(ToGrpc(status));
+  for (auto& [id, one] : pending) one.call->Reply(status);
 }
 
 // ---- Calls
 
-// The loop may finish the call before this function returns the reactor to gRPC. gRPC then keeps
-// the answer until it has the reactor, and the reactor deletes itself only afterwards.
-grpc::ServerUnaryReactor* CoordinatorService::Begin(
-    Fill fill, const std::function<absl::Status(RequestId)>& post, bool traces) {
+void CoordinatorService::Begin(UnaryCall& call, Fill fill,
+                               const std::function<absl::Status(RequestId)>& post, bool traces) {
   RequestId id = 0;
-  Call* call = nullptr;
   absl::Status posted;
   {
     absl::MutexLock lock(&mutex_);
     id = ++last_id_;
-    call = new Call(id, this, traces);
+    if (!call.Keep([this, id, traces] { OnCancelled(id, traces); })) return;
     if (loop_ == nullptr) posted = not_serving_;
     if (pending_.size() >= kMaxCalls) posted = BusyError("too many calls are waiting");
-    pending_[id] = {call, std::move(fill)};
+    pending_[id] = {&call, std::move(fill)};
   }
   if (posted.ok()) posted = post(id);
   if (!posted.ok()) Finish(id, [&](const Fill&) { return posted; });
-  return call;
+  if (!traces) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (pending_.contains(id)) return;
+  }
+  // It may have been cancelled before its event was posted.
+  Post(CancelTrace{id}).IgnoreError();
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Request(Fill fill,
-                                                      const std::function<Event(RequestId)>& make,
-                                                      const std::function<absl::Status()>& check) {
-  return Begin(std::move(fill), [&](RequestId id) -> absl::Status {
+void CoordinatorService::Request(UnaryCall& call, Fill fill,
+                                 const std::function<Event(RequestId)>& make,
+                                 const std::function<absl::Status()>& check) {
+  Begin(call, std::move(fill), [&](RequestId id) -> absl::Status {
     CADRE_RETURN_IF_ERROR(check());
     return Post(make(id));
   });
@@ -220,7 +212,7 @@ void CoordinatorService::Finish(RequestId request,
     pending = std::move(found->second);
     pending_.erase(found);
   }
-  pending.call->Finish(ToGrpc(finish(pending.fill)));
+  pending.call->Reply(finish(pending.fill));
 }
 
 void CoordinatorService::OnCancelled(RequestId request, bool traces) {
@@ -229,88 +221,79 @@ void CoordinatorService::OnCancelled(RequestId request, bool traces) {
   if (traces) Post(CancelTrace{request}).IgnoreError();
 }
 
-absl::Status CoordinatorService::RunQuery(const grpc::CallbackServerContext& context,
-                                          Loop::Query query) {
+absl::Status CoordinatorService::RunQuery(const std::string& peer, Loop::Query query) {
   CADRE_ASSIGN_OR_RETURN(const std::shared_ptr<Loop> loop, LoopOrReason());
   // The query has the slot as long as it exists.
-  const auto slot = std::make_shared<StreamSlots::Slot>(query_slots_.Take(PeerName(context)));
+  const auto slot = std::make_shared<StreamSlots::Slot>(query_slots_.Take(peer));
   if (!slot->taken()) return BusyError("too many queries are waiting");
   return loop->RunQuery([slot, query = std::move(query)](const Machine& machine, absl::Time now) {
     query(machine, now);
   });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Query(
-    const grpc::CallbackServerContext& context,
-    std::function<absl::Status(const Machine&, absl::Time)> read) {
-  return Begin(nullptr, [&](RequestId id) {
-    return RunQuery(context,
+void CoordinatorService::Query(UnaryCall& call,
+                               std::function<absl::Status(const Machine&, absl::Time)> read) {
+  Begin(call, nullptr, [&](RequestId id) {
+    return RunQuery(call.peer(),
                     [this, id, read = std::move(read)](const Machine& machine, absl::Time now) {
                       Finish(id, [&](const Fill&) { return read(machine, now); });
                     });
   });
 }
 
-grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
-    grpc::CallbackServerContext* context, const std::string& run) {
-  WatchStream* stream = nullptr;
-  uint64_t id = 0;
-  absl::Status refused;
-  StreamSlots::Slot slot = watch_slots_.Take(PeerName(*context));
-  if (!slot.taken()) refused = BusyError("too many Watch calls");
-  {
-    absl::MutexLock lock(&mutex_);
-    id = ++last_id_;
-    stream = new WatchStream(run, std::move(slot), open_streams_, context, [this, id] {
-      absl::MutexLock done(&mutex_);
-      watches_.erase(id);
-    });
-    if (loop_ == nullptr) refused = not_serving_;
-    if (refused.ok()) watches_[id] = stream;
-  }
-  if (!refused.ok()) {
-    stream->End(refused);
-  } else if (const absl::Status woken = RunQuery(*context, [](const Machine&, absl::Time) {});
-             !woken.ok()) {
-    // Drain may have ended the stream.
-    absl::MutexLock lock(&mutex_);
-    if (const auto found = watches_.find(id); found != watches_.end()) found->second->End(woken);
-  }
-  return stream;
+RequestStream* CoordinatorService::Watch(grpc::CallbackServerContext* context) {
+  absl::MutexLock lock(&mutex_);
+  const uint64_t id = ++last_id_;
+  return new WatchStream(
+      Shared(), context, [this, id](WatchStream& stream) { BeginWatch(id, stream); },
+      [this, id] {
+        absl::MutexLock done(&mutex_);
+        watches_.erase(id);
+      });
 }
 
-// No step before Begin can end the stream, so it exists until PrepareBackup or Drain.
-grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(
-    grpc::CallbackServerContext* context) {
-  absl::Status refused;
-  BackupStream* stream = nullptr;
+void CoordinatorService::BeginWatch(uint64_t id, WatchStream& stream) {
+  StreamSlots::Slot slot = watch_slots_.Take(stream.peer());
+  if (!slot.taken()) return stream.End(BusyError("too many Watch calls"));
+  stream.Keep(std::move(slot));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (loop_ == nullptr) return stream.End(not_serving_);
+    watches_[id] = &stream;
+  }
+  const absl::Status woken = RunQuery(stream.peer(), [](const Machine&, absl::Time) {});
+  if (!woken.ok()) stream.End(woken);
+}
+
+RequestStream* CoordinatorService::Backup(grpc::CallbackServerContext* context) {
+  absl::MutexLock lock(&mutex_);
+  const uint64_t id = ++last_id_;
+  return new BackupStream(
+      Shared(), context, [this, id](BackupStream& stream) { BeginBackup(id, stream); },
+      [this, id] {
+        absl::MutexLock done(&mutex_);
+        if (backup_id_ == id) backup_ = nullptr;
+      });
+}
+
+void CoordinatorService::BeginBackup(uint64_t id, BackupStream& stream) {
   std::shared_ptr<Loop> loop;
   {
     absl::MutexLock lock(&mutex_);
     loop = loop_;
+    if (loop == nullptr) return stream.End(not_serving_);
+    if (backup_path_.empty()) {
+      return stream.End(absl::UnimplementedError("the store cannot be copied"));
+    }
     if (backup_ != nullptr && !backup_->ended()) {
-      refused = absl::ResourceExhaustedError("another backup is in progress");
+      return stream.End(absl::ResourceExhaustedError("another backup is in progress"));
     }
-    if (loop == nullptr) {
-      refused = not_serving_;
-    } else if (backup_path_.empty()) {
-      refused = absl::UnimplementedError("the store cannot be copied");
-    }
-    const uint64_t id = ++last_id_;
-    stream = new BackupStream(backup_path_, open_streams_, context, [this, id] {
-      absl::MutexLock done(&mutex_);
-      if (backup_id_ == id) backup_ = nullptr;
-    });
-    if (refused.ok()) {
-      backup_ = stream;
-      backup_id_ = id;
-    }
+    backup_ = &stream;
+    backup_id_ = id;
   }
-  if (refused.ok()) {
-    refused = loop->RunQuery([this](const Machine&, absl::Time) { PrepareBackup(); });
-  }
-  if (!refused.ok()) stream->End(refused);
-  return stream;
+  const absl::Status queued =
+      loop->RunQuery([this](const Machine&, absl::Time) { PrepareBackup(); });
+  if (!queued.ok()) stream.End(queued);
 }
 
 void CoordinatorService::PrepareBackup() {
@@ -324,7 +307,7 @@ void CoordinatorService::PrepareBackup() {
   absl::MutexLock lock(&mutex_);
   if (backup_ == nullptr) return;
   if (written.ok()) {
-    backup_->Begin();
+    backup_->Send(path);
   } else {
     backup_->End(written);
   }
@@ -332,8 +315,7 @@ void CoordinatorService::PrepareBackup() {
 
 // ---- Streams
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CoordinatorService::Join(
-    grpc::CallbackServerContext* context) {
+StreamReactor* CoordinatorService::Join(grpc::CallbackServerContext* context) {
   const absl::StatusOr<std::optional<Identity>> caller = CallerIdentity(*context->auth_context());
   JoinStream* stream = nullptr;
   absl::Status refused;

@@ -12,7 +12,7 @@
 #pragma once
 
 #include <grpcpp/impl/service_type.h>
-#include <grpcpp/support/server_callback.h>
+#include <grpcpp/server_context.h>
 
 #include <cstdint>
 #include <functional>
@@ -33,11 +33,15 @@
 #include "base/stream_slots.h"
 #include "coordinator/service/backup.h"
 #include "coordinator/service/loop.h"
+#include "coordinator/service/request_stream.h"
 #include "coordinator/service/streams.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "proto/cadre/v1/membership.grpc.pb.h"
 
 namespace cadre {
+
+// Submissions are parsed if they then take at most this much, as the largest spec does.
+inline constexpr int64_t kMaxSubmitMemory = 64 << 20;
 
 class CoordinatorService final
     : public v1::Membership::WithRawCallbackMethod_Join<v1::Membership::Service>,
@@ -74,8 +78,7 @@ class CoordinatorService final
   std::shared_ptr<Loop> loop() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // v1::Membership
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
-      grpc::CallbackServerContext* context) override ABSL_LOCKS_EXCLUDED(mutex_);
+  StreamReactor* Join(grpc::CallbackServerContext* context) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Loop::Callbacks
   void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) override
@@ -88,8 +91,9 @@ class CoordinatorService final
   absl::Time OnSettled(const Machine& machine, absl::Time now) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  class Call;
   // v1::Runs, v1::Status and v1::Members, in calls.cc.
+  template <typename Declared>
+  class CallService;
   class Runs;
   class Status;
   class Members;
@@ -100,18 +104,18 @@ class CoordinatorService final
   using Fill = std::function<void(const Replied& replied)>;
   // A call that is not finished.
   struct Pending {
-    Call* call = nullptr;
+    UnaryCall* call = nullptr;
     Fill fill;
   };
 
-  // Registers a call and posts its event or query to the loop. The call ends with the error of
-  // `post`, by Finish with its id, by Drain, or by cancellation.
+  // Registers a call, unless it was cancelled, and posts its event or query to the loop. The call
+  // ends with the error of `post`, by Finish with its id, by Drain, or by cancellation.
   // `traces`: its event is a TraceGroup, which is cancelled with the call.
-  grpc::ServerUnaryReactor* Begin(Fill fill, const std::function<absl::Status(RequestId)>& post,
-                                  bool traces = false) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Begin(UnaryCall& call, Fill fill, const std::function<absl::Status(RequestId)>& post,
+             bool traces = false) ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins a call that posts one event, unless `check` fails.
-  grpc::ServerUnaryReactor* Request(Fill fill, const std::function<Event(RequestId)>& make,
-                                    const std::function<absl::Status()>& check = absl::OkStatus);
+  void Request(UnaryCall& call, Fill fill, const std::function<Event(RequestId)>& make,
+               const std::function<absl::Status()>& check = absl::OkStatus);
   // Errors: Unavailable if there is no loop.
   absl::Status Post(Event event) ABSL_LOCKS_EXCLUDED(mutex_);
   // The loop, or why there is none.
@@ -119,18 +123,18 @@ class CoordinatorService final
   // Ends the loop, after the streams of members and watchers or before them; later calls are
   // refused with this status.
   void StopLoop(const absl::Status& status, bool streams_first) ABSL_LOCKS_EXCLUDED(mutex_);
+  RequestStream::Shared Shared() { return {request_turns_, open_streams_}; }
+  // The streams of these calls.
+  RequestStream* Watch(grpc::CallbackServerContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
+  RequestStream* Backup(grpc::CallbackServerContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends updates until the stream ends.
-  grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext* context,
-                                                   const std::string& run)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  grpc::ServerWriteReactor<v1::BackupChunk>* Backup(grpc::CallbackServerContext* context)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  void BeginWatch(uint64_t id, WatchStream& stream) ABSL_LOCKS_EXCLUDED(mutex_);
+  void BeginBackup(uint64_t id, BackupStream& stream) ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins a call that only reads the state machine and is answered without waiting for an event.
-  grpc::ServerUnaryReactor* Query(const grpc::CallbackServerContext& context,
-                                  std::function<absl::Status(const Machine&, absl::Time)> read);
+  void Query(UnaryCall& call, std::function<absl::Status(const Machine&, absl::Time)> read);
   // Runs a query on the loop's thread. Of those that wait, one peer may have three quarters.
   // Errors: those of Loop::RunQuery.
-  absl::Status RunQuery(const grpc::CallbackServerContext& context, Loop::Query query);
+  absl::Status RunQuery(const std::string& peer, Loop::Query query);
   // Finishes the call with the result of `finish`, which may write the reply, unless it has ended.
   void Finish(RequestId request, absl::FunctionRef<absl::Status(const Fill& fill)> finish)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -148,6 +152,7 @@ class CoordinatorService final
   const std::vector<std::unique_ptr<grpc::Service>> call_services_;
   // Set by Start, before the loop's thread exists.
   Store* store_ = nullptr;
+  RequestTurns request_turns_;
   // Limits on queries that wait for the loop, and on Watch streams.
   StreamSlots query_slots_;
   StreamSlots watch_slots_;

@@ -74,7 +74,7 @@ void JoinStream::Send(const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
   if (ending()) return;
   if (queued() < kMaxQueuedMessages && queued_bytes() < kMaxQueuedBytes) {
-    return Queue(Serialize(message));
+    return Queue(message);
   }
   DropQueued();
   EndLocked(absl::ResourceExhaustedError("the member does not read its messages"));
@@ -186,7 +186,5 @@ bool WatchStream::SendChanges(const Machine& machine, RunUpdates& updates, absl:
   }
   return behind;
 }
-
-void WatchStream::OnCancel() { End(absl::CancelledError("cancelled by the caller")); }
 
 }  // namespace cadre

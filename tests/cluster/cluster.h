@@ -29,6 +29,13 @@
 
 namespace cadre::testing {
 
+// Sanitized processes take several times the memory, and keep what is freed.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 class Cluster {
  public:
   struct Options {

@@ -5,12 +5,16 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/rpc/grpc_channel.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cluster/cluster.h"
@@ -111,6 +115,50 @@ TEST_F(PolicyTest, SmallDiskTakesNoShards) {
     EXPECT_TRUE(std::filesystem::exists(cluster_.folder() + "/aggregator-1/" + runs.back()));
     EXPECT_FALSE(std::filesystem::exists(folder + "/" + runs.back() + "/version-1"));
   }
+}
+
+// The largest memory that the process has had, in MiB.
+int64_t PeakMemoryMib(pid_t pid) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  std::string line;
+  while (std::getline(status, line)) {
+    if (absl::StartsWith(line, "VmHWM:")) return std::stoll(line.substr(6)) >> 10;
+  }
+  ADD_FAILURE() << "no VmHWM of process " << pid;
+  return 0;
+}
+
+// Millions of unknown fields, which would take 50 times as much as parsed messages.
+TEST_F(PolicyTest, LargeRequestsOfAViewerTakeLittleMemory) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer keeps freed memory";
+  constexpr int kCalls = 16;
+  ASSERT_TRUE(cluster_.StartCoordinator().ok());
+  ASSERT_TRUE(cluster_.Issue("viewer", Role::kViewer, absl::Now() + absl::Hours(1)).ok());
+  const auto credentials = Credentials::FromFolder(cluster_.TlsOf("viewer"));
+  ASSERT_TRUE(credentials.ok()) << credentials.status();
+  const auto stub = v1::Status::NewStub(MakeChannel(cluster_.coordinator(), Plane::kControl,
+                                                    *credentials, {.role = Role::kCoordinator}));
+  v1::StatusRequest request;
+  auto& unknown = *request.GetReflection()->MutableUnknownFields(&request);
+  for (int i = 0; i < 2'970'000; ++i) unknown.AddVarint(999, 1);
+  ASSERT_GT(request.ByteSizeLong(), 8'900'000U);
+  const int64_t before = PeakMemoryMib(cluster_.process("coordinator").pid());
+  std::vector<std::thread> callers;
+  for (int i = 0; i < kCalls; ++i) {
+    callers.emplace_back([&] {
+      grpc::ClientContext context;
+      v1::StatusReply reply;
+      const grpc::Status status = stub->Get(&context, request, &reply);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED)
+          << status.error_message();
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  const int64_t peak = PeakMemoryMib(cluster_.process("coordinator").pid());
+  EXPECT_LE(peak, before + 64);
+  EXPECT_LT(peak, 128);
+  RecordProperty("peak_mib", absl::StrCat(peak));
+  EXPECT_TRUE(cluster_.client().Status().ok());
 }
 
 TEST_F(PolicyTest, CordonedAggregatorGetsNoNewRuns) {

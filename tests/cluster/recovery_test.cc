@@ -33,12 +33,6 @@ constexpr uint32_t kSteps = 1600;
 // for a busy host.
 constexpr absl::Duration kMaxStall = absl::Seconds(3 /* lease */ + 1 + 3);
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 class RecoveryTest : public ::testing::Test {
  protected:
   explicit RecoveryTest(bool archive = false) : cluster_({.lease = kLease, .archive = archive}) {}

@@ -8,11 +8,14 @@
 
 #include "absl/strings/str_format.h"
 #include "base/peer_text.h"
+#include "base/rpc/bounded_parse.h"
 #include "base/rpc/grpc_channel.h"
 #include "coordinator/run/replan.h"
+#include "coordinator/service/service.h"
 #include "model/graph.h"
 #include "model/validate.h"
 #include "plan/search/planner.h"
+#include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "tests/model/testing.h"
 
@@ -306,6 +309,11 @@ void ExpectMessagesFit(const v1::RunSpec& largest, const v1::Plan& plan) {
   *open.mutable_spec() = largest;
   for (uint32_t i = 0; i < kMaxGroups; ++i) (*open.mutable_generations())[i] = 0xffffffffU;
   EXPECT_LT(message.ByteSizeLong(), kMaxMessageBytes * 9 / 10);
+
+  v1::SubmitRequest submit;
+  *submit.mutable_spec() = largest;
+  v1::SubmitRequest parsed;
+  EXPECT_EQ(ParseWithin(kMaxSubmitMemory, Serialize(submit), &parsed), absl::OkStatus());
 }
 
 TEST(SpecLimitsTest, AcceptedSpecFitsMessages) {

@@ -74,16 +74,17 @@ TEST_F(RunUpdatesTest, RunsThatNobodyWatchesAreForgotten) {
 }
 
 // A service with one stream that sends a file.
-class OneStream final : public v1::Runs::CallbackService {
+class OneStream final : public RequestService<v1::Runs> {
  public:
-  explicit OneStream(std::string path) : path_(std::move(path)) {}
-
-  grpc::ServerWriteReactor<v1::BackupChunk>* Backup(grpc::CallbackServerContext* context,
-                                                    const v1::BackupRequest*) override {
-    stream_ = new BackupStream(path_, streams_, context, [this] { done_.Notify(); });
-    stream_->Begin();
-    begun_.Notify();
-    return stream_;
+  explicit OneStream(const std::string& path) {
+    const auto send = [this, path](BackupStream& stream) {
+      stream_ = &stream;
+      stream.Send(path);
+      begun_.Notify();
+    };
+    Add("Backup", [this, send](grpc::CallbackServerContext* context) {
+      return new BackupStream({turns_, streams_}, context, send, [this] { done_.Notify(); });
+    });
   }
   void End() {
     begun_.WaitForNotification();
@@ -92,10 +93,10 @@ class OneStream final : public v1::Runs::CallbackService {
   bool AwaitDone() { return done_.WaitForNotificationWithTimeout(absl::Seconds(20)); }
 
  private:
-  const std::string path_;
   BackupStream* stream_ = nullptr;
   absl::Notification begun_;
   absl::Notification done_;
+  RequestTurns turns_{4, 4};
   OpenStreams streams_{4, absl::Milliseconds(200)};
 };
 
