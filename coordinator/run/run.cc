@@ -328,8 +328,7 @@ void Run::FinishCommit() {
     if (!groups_.MaybeGrow(slot) && !groups_.MaybeReplan(slot)) adopting.push_back(slot.group());
   }
   if (due || record().state() == v1::RUN_STATE_FINISHING) evaluation_.Begin(adopting);
-  stored_.Save();
-  for (uint32_t group : adopting) rounds_.SendDecision(slots_[group], slots_[group].unanswered);
+  rounds_.SendDecisions(adopting);
   // Contributions that arrived before the version from which they were computed was committed.
   const Slots::Groups contributors = slots_.started();
   for (const uint32_t group : contributors) {

@@ -235,7 +235,10 @@ void RunGroups::SendAssignment(const Slot& slot, uint32_t rank) {
 
 absl::Status RunGroups::Prepare(const v1::Prepared& prepared) {
   Slot& slot = slots_[prepared.place().group()];
-  if (prepared.place().rank() == 0 && HasObsoleteStart(slot)) StartGroup(slot, true);
+  if (prepared.place().rank() == 0 && HasObsoleteStart(slot)) {
+    StartGroup(slot, true);
+    stored_.Save();
+  }
   if (!slot.preparing()) return absl::OkStatus();
   // Ranks repeat the message after a reconnect.
   if (slot.prepared_ranks().contains(prepared.place().rank())) return absl::OkStatus();
@@ -277,6 +280,7 @@ void RunGroups::MaybeStart() {
   std::erase_if(prepared, [this](uint32_t group) { return run_.round().HasLeft(group); });
   const bool catch_up = run_.averages() && !slots_.started().empty();
   for (const uint32_t group : prepared) StartGroup(slots_[group], catch_up);
+  if (!prepared.empty()) stored_.Save();
 }
 
 void RunGroups::StartGroup(Slot& slot, bool catches_up) {

@@ -105,6 +105,7 @@ class RunGroups {
   void SendAssignment(const Slot& slot, uint32_t rank);
   // Checks the plan that rank 0 reports, if any.
   absl::Status CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const;
+  // The caller saves the record of the run.
   void StartGroup(Slot& slot, bool catches_up);
   // Whether the shards do not store the version any more that the group starts from, and the group
   // has not adopted another one.

@@ -457,6 +457,14 @@ void RunRounds::WarnOfIdenticalBatches(const v1::CommitRecord& commit) {
   if (!groups.empty()) stored_.AddWarning(IdenticalBatchesText(groups));
 }
 
+void RunRounds::SendDecisions(const std::vector<uint32_t>& groups) {
+  if (record_.state() != v1::RUN_STATE_FINISHING) {
+    for (const uint32_t group : groups) versions_.SetLoading(group, record_.version());
+  }
+  stored_.Save();
+  for (const uint32_t group : groups) SendDecision(slots_[group], slots_[group].unanswered);
+}
+
 void RunRounds::SendDecision(Slot& slot, uint32_t round) {
   const v1::RunRecord& record = record_;
   // There are no steps to decide about: the generation ends with the rollback.
@@ -497,7 +505,7 @@ void RunRounds::SendDecision(Slot& slot, uint32_t round) {
     // The others have begun the open round before, unless they receive their decisions now.
     const bool in_time = decision.included() && round == record.version();
     decision.set_catch_up(run_.averages() && !in_time && !run_.TakesFirstValues(record.version()));
-    if (run_.averages()) versions_.SetLoading(slot.group(), record.version());
+    if (run_.averages() && versions_.SetLoading(slot.group(), record.version())) stored_.Save();
   }
   changed |= slot.SetCatchesUp(decision.catch_up());
   slots_.Update(slot);

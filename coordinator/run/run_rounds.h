@@ -81,6 +81,8 @@ class RunRounds {
   absl::Status OnAdopted(const v1::Adopted& adopted);
   // The answer to a contribution, or to a group that has finished its part of an evaluation.
   void SendDecision(Slot& slot, uint32_t round);
+  // The answers to these groups, which adopt the newest version; stores the run's record once.
+  void SendDecisions(const std::vector<uint32_t>& groups);
   // Requests contributions from groups that catch up, once only these are missing.
   void NudgeGroups(const Round::Away& away);
   // The group's generation has ended, or all have.

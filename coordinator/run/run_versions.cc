@@ -105,14 +105,24 @@ void RunVersions::Reset() {
   record_.add_kept(record_.version());
 }
 
+bool RunVersions::SetLoading(uint32_t group, uint32_t version) {
+  const auto [load, is_new] = record_.mutable_loading()->insert({group, version});
+  return is_new || std::exchange(load->second, version) != version;
+}
+
 void RunVersions::OnLoaded(uint32_t group, uint32_t version) {
-  const auto load = loading_.find(group);
-  if (load != loading_.end() && version >= load->second) loading_.erase(load);
+  auto& loading = *record_.mutable_loading();
+  const auto load = loading.find(group);
+  if (load != loading.end() && version >= load->second) loading.erase(load);
+}
+
+void RunVersions::EndLoading(uint32_t group) {
+  if (record_.mutable_loading()->erase(group) > 0) stored_.Save();
 }
 
 // A group that has been away for too long, or has stopped, is not awaited, and keeps no version.
 std::map<uint32_t, uint32_t> RunVersions::Loads(const Round::Away& away) const {
-  std::map<uint32_t, uint32_t> loads = loading_;
+  std::map<uint32_t, uint32_t> loads(record_.loading().begin(), record_.loading().end());
   std::erase_if(loads, [&](const auto& load) {
     const auto found = away.find(load.first);
     const auto& watch = run_.slots()[load.first].watch;
@@ -134,7 +144,7 @@ void RunVersions::SetKeep(const Round::Away& away, v1::CommitRecord& commit) con
 }
 
 std::map<uint32_t, uint32_t> RunVersions::LoadsThatEnd(const Round::Away& away) const {
-  if (loading_.empty()) return {};
+  if (record_.loading().empty()) return {};
   v1::CommitRecord next;
   next.set_round(record_.version() + 1);
   SetKeep(away, next);

@@ -1,7 +1,7 @@
 // The versions that the aggregators keep, those that groups load, and rollbacks to them. Changes
-// the fields of RunRecord of these (kept, rollback, branch, left_out).
+// the fields of RunRecord of these (kept, loading, rollback, branch, left_out).
 //
-// Owns what groups are ordered to load. Pure and thread-compatible.
+// Pure and thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -52,13 +52,18 @@ class RunVersions {
 
   // ---- Versions that groups have been ordered to load and have not reported
   // By group.
-  const std::map<uint32_t, uint32_t>& loading() const { return loading_; }
-  bool IsLoading(uint32_t group) const { return loading_.contains(group); }
-  void SetLoading(uint32_t group, uint32_t version) { loading_[group] = version; }
-  // The group has this version.
+  std::map<uint32_t, uint32_t> loading() const {
+    return {record_.loading().begin(), record_.loading().end()};
+  }
+  bool IsLoading(uint32_t group) const { return record_.loading().contains(group); }
+  // Returns whether this is new; the caller then saves the record with the event that orders it.
+  bool SetLoading(uint32_t group, uint32_t version);
+  // The group has this version. Not stored: it repeats this after a restart of the coordinator.
   void OnLoaded(uint32_t group, uint32_t version);
-  void EndLoading(uint32_t group) { loading_.erase(group); }
-  void EndLoading() { loading_.clear(); }
+  // The group has ended. Stored.
+  void EndLoading(uint32_t group);
+  // All groups have ended. The caller saves the record.
+  void EndLoading() { record_.clear_loading(); }
   // Those that the next commit would discard, by group.
   std::map<uint32_t, uint32_t> LoadsThatEnd(const Round::Away& away) const;
   // Until when a round that could close waits for such groups: for the grace window. InfinitePast:
@@ -86,7 +91,6 @@ class RunVersions {
   v1::RunRecord& record_;
   Cluster& cluster_;
   const CoordinatorOptions& options_;
-  std::map<uint32_t, uint32_t> loading_;
 };
 
 }  // namespace cadre

@@ -35,12 +35,6 @@ void Loads::Check() {
   }
   const SimulatedCoordinator& coordinator = coordinators_.current();
   if (coordinators_.two() || !coordinator.up() || coordinator.stalled()) return;
-  const uint64_t starts = world_.counters["coordinator_starts"];
-  if (std::exchange(starts_, starts) != starts) {
-    for (auto& [run, groups] : runs_) {
-      for (auto& [slot, group] : groups) group.earlier_orders = group.orders;
-    }
-  }
   const uint64_t ended = world_.counters["streams_broken"] + world_.counters["queues_full"];
   shards_away_ = std::exchange(streams_ended_, ended) != ended ||
                  std::any_of(aggregators_.begin(), aggregators_.end(), [this](const auto& one) {
@@ -108,7 +102,6 @@ Loads::Group Loads::Sample(const v1::GroupRecord& record, Group before) const {
   }
   group.watched = shards_away_ ? now : std::max(group.watched, group.progressed);
   group.loads = lead == nullptr ? std::nullopt : lead->loads();
-  group.orders = lead == nullptr ? 0 : lead->versions_ordered();
   const bool waits = !group.connected || lead == nullptr || lead->awaits_decision();
   if (waits || now - group.watched <= kLongPause) {
     group.had.emplace_back(now, lead == nullptr ? 0 : lead->version());
@@ -124,7 +117,6 @@ void Loads::CheckCommit(const v1::RunRecord& run, const v1::CommitRecord& commit
     const bool same = was != before.end() && was->second.generation == group.generation &&
                       was->second.streams == group.streams && was->second.loads == group.loads;
     const bool goes_on = same && group.connected && group.loads.has_value() &&
-                         group.orders > group.earlier_orders &&
                          world_.timeline.now() - group.progressed <= kProgressPause &&
                          world_.timeline.now() - group.resumed > kMaxReport;
     if (goes_on && *group.loads + 1 < commit.round()) loaded.insert(*group.loads);

@@ -41,9 +41,6 @@ class Loads {
     bool connected = false;
     // The version that it was ordered to load and does not have yet.
     std::optional<uint32_t> loads;
-    uint64_t orders = 0;
-    // Orders before the present coordinator has started, which does not know what they order.
-    uint64_t earlier_orders = 0;
     uint64_t progress = 0;
     absl::Time progressed;
     // When it last made progress after a pause, of which the coordinator learns later.
@@ -69,7 +66,6 @@ class Loads {
   std::map<std::string, Groups> runs_;
   // The newest round of each run whose commit was judged.
   std::map<std::string, uint32_t> judged_;
-  uint64_t starts_ = 0;
   uint64_t adopted_ = 0;
   uint64_t streams_ended_ = 0;
   bool shards_away_ = false;

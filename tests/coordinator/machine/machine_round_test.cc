@@ -280,6 +280,33 @@ TEST_F(MachineRoundTest, VersionThatAGroupLoadsIsKept) {
   EXPECT_FALSE(cluster_.aggregators()[0].shards.at(run).digests.contains(0));
 }
 
+// The same while a coordinator that has been started again has not heard of the group yet.
+TEST_F(MachineRoundTest, VersionThatAGroupLoadsIsKeptAfterARestart) {
+  const std::string run = Begin(2, WithQuorum(1));
+  cluster_.behaviour.load = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  cluster_.RestartCoordinator();
+  for (uint32_t round = 2; round <= 4; ++round) {
+    Train(run, 0);
+    cluster_.Run(absl::Seconds(2));
+    EXPECT_EQ(cluster_.RunStatus(run).version(), round);
+    EXPECT_TRUE(cluster_.aggregators()[0].shards.at(run).digests.contains(0));
+  }
+  EXPECT_TRUE(Nudges(lead).empty()) << "it has not loaded the version";
+  ReportLoaded(lead);
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_FALSE(cluster_.aggregators()[0].shards.at(run).digests.contains(0));
+  // That it has loaded the version is not forgotten with the next restart either.
+  cluster_.RestartCoordinator();
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_FALSE(cluster_.aggregators()[0].shards.at(run).digests.contains(0));
+}
+
 // Two such versions are kept. A third one is lost, but the group has the grace window to load it.
 TEST_F(MachineRoundTest, GroupThatLoadsHoldsARoundForTheGraceWindow) {
   v1::RunSpec spec = WithQuorum(1);
