@@ -104,7 +104,9 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
                 run.warnings_size(), labels);
   const v1::WatchUpdate update = machine.Update(run.run(), now);
   uint32_t behind = 0;
+  uint32_t furthest = run.step();
   for (const v1::GroupStatus& group : update.groups()) {
+    furthest = std::max(furthest, group.step());
     const bool trains = group.state() == v1::GROUP_STATE_TRAINING ||
                         group.state() == v1::GROUP_STATE_AT_BOUNDARY ||
                         group.state() == v1::GROUP_STATE_SOLO;
@@ -112,6 +114,8 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
   }
   metrics.Gauge("cadre_run_staleness_versions",
                 "How many versions the group that is furthest behind lacks.", behind, labels);
+  metrics.Gauge("cadre_run_furthest_step", "The highest step that a group has reached.", furthest,
+                labels);
 }
 
 // Series exist from the start, so that the first event counts as an increase.

@@ -86,6 +86,8 @@ class MetricsTest(unittest.TestCase):
         self.assertEqual(value(first, 'cadre_workers{state="busy"}'), 4)
         self.assertEqual(value(first, f"cadre_run_groups_alive{labels}"), 2)
         self.assertLess(value(first, f"cadre_run_round_age_seconds{labels}"), 30)
+        furthest = value(first, f"cadre_run_furthest_step{labels}")
+        self.assertGreaterEqual(furthest, value(first, f"cadre_run_step{labels}"))
         self.assertGreater(value(first, "cadre_store_commit_seconds_count"), 10)
         aggregators = [scrape(self.cluster.metrics[f"aggregator-{i}"]) for i in range(2)]
         self.assertGreater(sum(value(text, "cadre_contribution_sync_seconds_count") for text in aggregators), 0)
@@ -161,7 +163,7 @@ class RulesTest(unittest.TestCase):
     def test_each_planted_fault_is_found(self):
         """A rule that never fires, always fires or fires too late must fail its test."""
         rules = (MONITORING / "alerts.yaml").read_text()
-        alerts = re.findall(r"- alert: (\w+)\n(\s+expr: .*)\n(\s+for: .*)\n", rules)
+        alerts = re.findall(r"- alert: (\w+)\n( {8}expr: .*(?:\n {10}.*)*)\n( {8}for: .*)\n", rules)
         self.assertGreaterEqual(len(alerts), 10)
         self.assertEqual(len(alerts), rules.count("- alert: "))
         for alert, expression, duration in alerts:

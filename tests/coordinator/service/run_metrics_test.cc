@@ -49,5 +49,16 @@ TEST_F(RunMetricsTest, TokensAndMetricsOfARun) {
                     HasSubstr("cadre_run_metric{run=\"run-1-test\",metric=\"grad/norm\"} 2.5\n")));
 }
 
+// The alert for rounds without progress uses it.
+TEST_F(RunMetricsTest, FurthestStepOfTheGroups) {
+  const std::string run = SubmitTo(1, 2, MakeSpec(2, 1, 5, 100));
+  EXPECT_THAT(Scrape(), HasSubstr("cadre_run_furthest_step{run=\"run-1-test\"} 0\n"));
+  v1::Progress progress;
+  *progress.mutable_place() = cluster_.Lead(run, 1).place();
+  progress.set_step(3);
+  cluster_.Send(cluster_.Lead(run, 1), progress);
+  EXPECT_THAT(Scrape(), HasSubstr("cadre_run_furthest_step{run=\"run-1-test\"} 3\n"));
+}
+
 }  // namespace
 }  // namespace cadre::testing
