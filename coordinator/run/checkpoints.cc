@@ -1,5 +1,5 @@
 // The last checkpoint is the trained model of a run without aggregators, and what the user asked
-// for in any other. So the end of the run waits for it while group 0 can still write it, and a run
+// for in any other. So the end of the run waits for it while a group can still write it, and a run
 // that ends without it says so in its reason, in an event and in its status (last_missing), from
 // which the command line takes its exit code.
 #include "coordinator/run/checkpoints.h"
@@ -45,9 +45,9 @@ bool Checkpoints::LacksLast() const {
 std::string Checkpoints::End() {
   if (!Writes() || HasLast()) return "";
   run_.mutable_checkpoint()->set_last_missing(true);
-  return absl::StrCat(
-      "the last checkpoint, of step ", run_.step(), ", is missing: ",
-      FailedLast() ? run_.checkpoint().error() : std::string("group 0 has not written it"));
+  return absl::StrCat("the last checkpoint, of step ", run_.step(), ", is missing: ",
+                      FailedLast() ? run_.checkpoint().error()
+                                   : absl::StrCat("group ", writer(), " has not written it"));
 }
 
 }  // namespace cadre

@@ -102,8 +102,16 @@ void ReserveWorkers(const RunView& run, const Membership& members, WorkerIds& id
   Take(reserved, idle);
 }
 
+bool AllConnected(const Slot& slot, const Membership& members) {
+  return absl::c_all_of(slot.record().members(), [&members](const std::string& id) {
+    const Member* const member = members.Find(id);
+    return member != nullptr && member->connected();
+  });
+}
+
 // In a slot that never had a group, the wait begins when the run starts with the other groups.
 absl::Time ShrinksAt(const RunView& run, const Slot& slot) {
+  if (slot.wait_ended) return absl::InfinitePast();
   absl::Time since = slot.waiting_since();
   if (!slot.record().lived()) {
     if (run.record().state() == v1::RUN_STATE_QUEUED) return absl::InfiniteFuture();

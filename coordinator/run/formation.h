@@ -51,6 +51,8 @@ size_t CountAvailable(const RunView& run, const Membership& members, const RunQu
                       v1::Cluster::Device kind);
 // Takes the workers that a slot waits for from `idle`: later slots and runs do not get them.
 void ReserveWorkers(const RunView& run, const Membership& members, WorkerIds& idle);
+// Whether all members of the slot's generation are connected.
+bool AllConnected(const Slot& slot, const Membership& members);
 // From when the slot may form a group of less than full size.
 absl::Time ShrinksAt(const RunView& run, const Slot& slot);
 

@@ -316,8 +316,7 @@ void Run::FinishCommit() {
   // After a restart, a participant waits for its decision even before it has sent Contributed
   // again.
   std::vector<uint32_t> adopting;
-  const Slots::Groups started = slots_.started();
-  for (const uint32_t group : started) {
+  for (const uint32_t group : Slots::Groups(slots_.started())) {
     Slot& slot = slots_[group];
     const bool included = Includes(slot, record().version());
     if (slot.unanswered == 0 && !included) continue;
@@ -325,7 +324,12 @@ void Run::FinishCommit() {
     // It has adopted the version, and contributes to the next round.
     if (slot.early.has_value()) continue;
     if (slot.unanswered == 0) slot.unanswered = record().version();
-    if (!groups_.MaybeGrow(slot) && !groups_.MaybeReplan(slot)) adopting.push_back(slot.group());
+    if (groups_.MaybeGrow(slot) || groups_.MaybeReplan(slot)) continue;
+    if (groups_.checkpoint_writer().Take(slot)) {
+      groups_.FormAgain(slot, "its next generation writes the checkpoints of the run");
+    } else {
+      adopting.push_back(slot.group());
+    }
   }
   if (due || record().state() == v1::RUN_STATE_FINISHING) evaluation_.Begin(adopting);
   rounds_.SendDecisions(adopting);
@@ -379,6 +383,9 @@ void Run::Advance() {
   // At the end of the run, parts of lost groups are assigned to groups that have finished their
   // own.
   if (!averages() || record().state() != v1::RUN_STATE_FINISHING) return;
+  if (const std::optional<uint32_t> group = groups_.checkpoint_writer().TakeLast()) {
+    groups_.FormAgain(slots_[*group], "its next generation writes the last checkpoint of the run");
+  }
   for (const uint32_t group : slots_.started()) {
     if (!record().has_evaluating() || !HasFreePart(record().evaluating())) return;
     Slot& slot = slots_[group];

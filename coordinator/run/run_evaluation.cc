@@ -83,9 +83,10 @@ bool RunEvaluation::AwaitsPrograms() const {
 }
 
 bool RunEvaluation::OnCheckpointed(const Member& member, const v1::Checkpointed& report) {
-  if (!checkpoints_.Writes() || report.place().group() != 0) {
+  if (!checkpoints_.Writes() || report.place().group() != checkpoints_.writer()) {
     cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
-                    "only group 0 of a run with checkpoint.directory writes checkpoints");
+                    absl::StrCat("group ", report.place().group(), " of run ", run_.id(),
+                                 " writes no checkpoints"));
     return false;
   }
   const std::optional<std::string> text = checkpoints_.Record(member, report);
@@ -96,8 +97,17 @@ bool RunEvaluation::OnCheckpointed(const Member& member, const v1::Checkpointed&
 }
 
 bool RunEvaluation::AwaitsCheckpoint() const {
-  const Slot& slot = run_.slots()[0];
   if (!checkpoints_.LacksLast()) return false;
+  if (HasWriter()) return true;
+  // One of them takes its place (CheckpointWriter).
+  return absl::c_any_of(run_.slots().started(),
+                        [this](uint32_t group) { return !run_.slots()[group].own_loop(); });
+}
+
+bool RunEvaluation::HasWriter() const {
+  if (checkpoints_.writer() >= run_.slots().size()) return false;
+  const Slot& slot = run_.slots()[checkpoints_.writer()];
+  if (run_.LeavesOut(slot.group())) return false;
   if (!slot.waiting()) return !slot.own_loop();
   // It is formed before the run can end (Machine::SettleOnce), unless it must still wait.
   if (planner_.IsSearching(run_.id())) return true;

@@ -47,6 +47,7 @@ class RunEvaluation {
         checkpoints_(stored.record()) {}
 
   const Checkpoints& checkpoints() const { return checkpoints_; }
+  Checkpoints& checkpoints() { return checkpoints_; }
   // Whether all parts of an evaluation have arrived, which has not finished.
   bool complete() const { return record_.has_evaluating() && IsComplete(record_.evaluating()); }
   // Whether the group can evaluate: its ranks know the model's layers, or the programs of the run
@@ -58,8 +59,11 @@ class RunEvaluation {
   }
   // Whether a program still loads the last version.
   bool AwaitsPrograms() const;
-  // Whether group 0, or a group 0 of idle workers, may still write the last checkpoint.
+  // Whether the group that writes the checkpoints, or one that takes its place, may still write the
+  // last one.
   bool AwaitsCheckpoint() const;
+  // Whether the group that writes the checkpoints exists, or can be formed of idle workers.
+  bool HasWriter() const;
 
   // The run is at this step, and the next evaluation is due after it. The caller saves the run.
   void SetNext(uint32_t step) { record_.set_next_evaluation(NextEvaluation(record_, step)); }

@@ -40,7 +40,8 @@ RunGroups::RunGroups(const RunView& run, StoredRun& stored, const Parts& parts,
       aggregators_(parts.aggregators),
       cluster_(context.cluster),
       planner_(context.planner),
-      options_(context.options) {
+      options_(context.options),
+      checkpoint_writer_(run, stored, parts.evaluation, context.cluster) {
   for (uint32_t group = 0; group < DivisionOf(record_).groups(); ++group) {
     slots_.Add(Slot(run_.id(), group, cluster_.now()));
   }
@@ -127,7 +128,7 @@ bool RunGroups::Needs(const Slot& slot) const {
   if (record_.state() != v1::RUN_STATE_FINISHING || !run_.averages()) return true;
   // At the end of the run a group is formed only to write the last checkpoint, or to evaluate a
   // part of the test split that no other group will evaluate.
-  if (slot.group() == 0 && evaluation_.checkpoints().LacksLast()) return true;
+  if (checkpoint_writer_.Is(slot) && evaluation_.checkpoints().LacksLast()) return true;
   return slots_.waiting().size() == slots_.size() && HasFreePart(record_.evaluating());
 }
 
@@ -152,6 +153,10 @@ absl::Status RunGroups::Form(WorkerIds& idle) {
   std::vector<uint32_t> waiting(slots_.waiting().begin(), slots_.waiting().end());
   std::stable_partition(waiting.begin(), waiting.end(),
                         [this](uint32_t group) { return !run_.round().HasLeft(group); });
+  // A group that has been released to be formed again takes its own workers, and keeps its states.
+  std::stable_partition(waiting.begin(), waiting.end(), [this](uint32_t group) {
+    return !slots_[group].preferred_members.empty();
+  });
   for (const uint32_t group : waiting) {
     if (idle.empty()) break;
     Slot& slot = slots_[group];
@@ -189,6 +194,7 @@ void RunGroups::FormGeneration(Slot& slot, const Formation& formation) {
     record_.clear_reason();
     stored_.Save();
   }
+  if (!formation.plan.own_loop()) checkpoint_writer_.OnFormed(slot);
   cluster_.Count("groups_formed");
   slot.Form(cluster_.NewGeneration(), formation.members, formation.plan, cluster_.now());
   Moved(slot);
@@ -221,6 +227,12 @@ void RunGroups::SendAssignment(const Slot& slot, uint32_t rank) {
   const uint32_t branch = screening == record_.screening().end() ? 0 : screening->second.branch();
   assignment.set_branch(std::max(record_.branch(), branch));
   *assignment.mutable_spec() = run_.spec();
+  if (evaluation_.checkpoints().Writes() && !checkpoint_writer_.Is(slot)) {
+    v1::Checkpoint& checkpoint = *assignment.mutable_spec()->mutable_checkpoint();
+    checkpoint.clear_directory();
+    checkpoint.clear_every_steps();
+    checkpoint.clear_keep();
+  }
   *assignment.mutable_plan() = slot.record().plan();
   for (const std::string& id : slot.record().members()) {
     const Member* const peer = cluster_.members().Find(id);
@@ -450,6 +462,13 @@ void RunGroups::EndDistrusted(Slot& slot, const std::string& reason) {
                               cluster_.now());
   }
   Fence(slot, reason, v1::FAILURE_CAUSE_SCREENED);
+}
+
+void RunGroups::FormAgain(Slot& slot, absl::string_view reason) {
+  const std::vector<std::string> members = slot.members();
+  Fence(slot, reason, kReleased);
+  slot.wait_ended = true;
+  slot.preferred_members = members;
 }
 
 void RunGroups::FenceAll(absl::string_view reason) {

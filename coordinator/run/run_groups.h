@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "coordinator/cluster/cluster.h"
 #include "coordinator/run/aggregators.h"
+#include "coordinator/run/checkpoint_writer.h"
 #include "coordinator/run/formation.h"
 #include "coordinator/run/group_planner.h"
 #include "coordinator/run/round.h"
@@ -49,6 +50,7 @@ class RunGroups {
   };
   RunGroups(const RunView& run, StoredRun& stored, const Parts& parts, const RunContext& context);
 
+  CheckpointWriter& checkpoint_writer() { return checkpoint_writer_; }
   // Groups of which a rank has lost its stream, and until when they are awaited.
   const Round::Away& away() const { return away_; }
   // When the first group was prepared, while none has started.
@@ -88,6 +90,8 @@ class RunGroups {
   // Ends a generation whose contributions successive rounds have left out.
   void EndDistrusted(Slot& slot, const std::string& reason);
   void FenceAll(absl::string_view reason);
+  // Ends the generation as planned; the next one has the same members, if they stay connected.
+  void FormAgain(Slot& slot, absl::string_view reason);
   // Releases all members and clears all slots.
   void Disband(absl::string_view reason);
 
@@ -135,6 +139,7 @@ class RunGroups {
   Cluster& cluster_;
   GroupPlanner& planner_;
   const CoordinatorOptions& options_;
+  CheckpointWriter checkpoint_writer_;
   Round::Away away_;
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

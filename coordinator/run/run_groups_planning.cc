@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/cluster/measurements.h"
+#include "coordinator/run/formation.h"
 #include "coordinator/run/replan.h"
 #include "coordinator/run/run_rules.h"
 #include "model/layer_placement.h"
@@ -65,12 +66,8 @@ bool RunGroups::MayGain(const Slot& slot) const {
 }
 
 bool RunGroups::CanReform(const Slot& slot) const {
-  for (const std::string& id : slot.record().members()) {
-    const Member* const member = cluster_.members().Find(id);
-    if (member == nullptr || !member->connected()) return false;
-  }
   // A waiting slot would take the released workers.
-  return !cluster_.queue().AnyDemandUpTo(run_.number());
+  return AllConnected(slot, cluster_.members()) && !cluster_.queue().AnyDemandUpTo(run_.number());
 }
 
 // At a commit a group holds no uncommitted state: it is released, and its slot is re-formed
@@ -86,11 +83,8 @@ bool RunGroups::MaybeReplan(Slot& slot) {
   // The group must form with the link used in this decision, even if other groups on these hosts
   // have measured another one since.
   planner_.RecordLink(slot);
-  const std::vector<std::string> members = slot.members();
   // The text is made first, because Fence resets slot.better.
-  Fence(slot, ToText(PlanChange(*slot.better)), kReleased);
-  slot.EndWait();
-  slot.preferred_members = members;
+  FormAgain(slot, ToText(PlanChange(*slot.better)));
   return true;
 }
 
@@ -113,8 +107,7 @@ bool RunGroups::MaybeGrow(Slot& slot) {
   while (ranks > slot.ranks() && !options_.plan(run_.spec(), ranks).ok()) --ranks;
   if (ranks <= slot.ranks()) return false;
   cluster_.Count("groups_grown");
-  Fence(slot, "the group grows: workers are idle", kReleased);
-  slot.EndWait();
+  FormAgain(slot, "the group grows: workers are idle");
   return true;
 }
 

@@ -347,8 +347,8 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     if (parts_.evaluation.AwaitsPrograms())
       return "waiting for the programs to load the last version";
     if (parts_.evaluation.AwaitsCheckpoint()) {
-      return absl::StrCat("waiting for group 0 to write the last checkpoint, of step ",
-                          record().step());
+      return absl::StrCat("waiting for group ", parts_.evaluation.checkpoints().writer(),
+                          " to write the last checkpoint, of step ", record().step());
     }
   }
   if (slots().waiting().size() < slots().size()) {

@@ -180,10 +180,6 @@ absl::Status RunVersions::CheckLeftOut(const std::vector<uint32_t>& groups) cons
                                                    name, " of run ", run_.id(), " (", min,
                                                    "): no round would close"));
   }
-  if (left_out.contains(0) && !run_.spec().checkpoint().directory().empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "leave_out: group 0 writes the checkpoints of run ", run_.id(), ", so it must remain"));
-  }
   return absl::OkStatus();
 }
 

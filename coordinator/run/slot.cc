@@ -212,6 +212,7 @@ void Slot::ResetProgress() {
   measured_at = absl::InfinitePast();
   considered = false;
   better.reset();
+  wait_ended = false;
   preferred_members.clear();
   watch.reset();
   version = 0;

@@ -98,8 +98,6 @@ class Slot {
   absl::Time blocked_until() const;
   // A commit includes the group. Returns whether failures were recorded.
   bool ClearFailures();
-  // Ends the wait for a full set of workers immediately.
-  void EndWait() { waiting_since_ = absl::InfinitePast(); }
 
   // The generation has trained this number of steps in this time, since its last contribution.
   // Errors: InvalidArgument, with both numbers, if more time is claimed than has passed; it is then
@@ -136,7 +134,9 @@ class Slot {
   absl::Time measured_at = absl::InfinitePast();
   bool considered = false;
   std::optional<PlanChange> better;
-  // While waiting: members preferred for the next generation if they are idle.
+  // While waiting: whether the next generation need not have a full set of workers, and members
+  // preferred for it if they are idle.
+  bool wait_ended = false;
   std::vector<std::string> preferred_members;
   // The progress of its ranks; empty until one has reported it.
   std::optional<ProgressWatch> watch;

@@ -52,10 +52,8 @@ class RunCheckpoints {
   // Sets the step that training continues from: nothing is due before the next multiple of
   // every_steps.
   void StartAt(uint32_t step) { saved_ = step; }
-  // Whether this group writes checkpoints.
-  bool writes() const {
-    return !assignment_.spec().checkpoint().directory().empty() && assignment_.place().group() == 0;
-  }
+  // Whether this group writes checkpoints: the assignments of the others have no directory.
+  bool writes() const { return !assignment_.spec().checkpoint().directory().empty(); }
   // Whether the group must save at this step. `last`: the run may end here.
   bool Due(uint32_t step, bool last) const;
 

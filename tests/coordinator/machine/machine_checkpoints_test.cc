@@ -25,14 +25,19 @@ class MachineCheckpointsTest : public MachineTest {
   }
 
   void Report(const std::string& run, uint32_t step, const std::string& error = "",
-              const std::string& warning = "") {
-    FakeWorker& lead = cluster_.Lead(run, 0);
+              const std::string& warning = "", uint32_t group = 0) {
+    FakeWorker& lead = cluster_.Lead(run, group);
     v1::Checkpointed report;
     *report.mutable_place() = lead.place();
     report.set_step(step);
     report.set_error(error);
     report.set_warning(warning);
     cluster_.Send(lead, report);
+  }
+
+  // Whether the assignment of the group has the directory.
+  bool Writes(const std::string& run, uint32_t group) {
+    return !cluster_.Lead(run, group).assignment->spec().checkpoint().directory().empty();
   }
 
   // Trains to the last step; nothing but the last checkpoint is missing then.
@@ -92,7 +97,7 @@ TEST_F(MachineCheckpointsTest, FailureIsReportedWhileTheRunGoesOn) {
   EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
 }
 
-TEST_F(MachineCheckpointsTest, OnlyGroupZeroOfARunWithADirectoryWritesThem) {
+TEST_F(MachineCheckpointsTest, OneGroupOfARunWithADirectoryWritesThem) {
   const std::string run = SubmitTo(1, 3, SpecOf(2));
   const auto report_from = [this](const std::string& id, uint32_t group) {
     const FakeWorker& lead = cluster_.Lead(id, group);
@@ -101,6 +106,9 @@ TEST_F(MachineCheckpointsTest, OnlyGroupZeroOfARunWithADirectoryWritesThem) {
     report.set_step(5);
     cluster_.Send(lead, report);
   };
+  EXPECT_TRUE(Writes(run, 0));
+  EXPECT_FALSE(Writes(run, 1));
+  EXPECT_EQ(cluster_.Lead(run, 1).assignment->spec().checkpoint().every_steps(), 0U);
   report_from(run, 1);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1U);
   EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().has_saved_step());
@@ -176,14 +184,107 @@ TEST_F(MachineCheckpointsTest, AnotherWorkerWritesTheLastCheckpointBesideGroups)
   EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().last_missing());
 }
 
-TEST_F(MachineCheckpointsTest, RunEndsWithoutGroupZero) {
+// No worker can replace that of group 0.
+TEST_F(MachineCheckpointsTest, AnotherGroupWritesTheLastCheckpoint) {
   const std::string run = TrainToTheEnd(2, 2);
+  const uint32_t generation = cluster_.Group(run, 1).generation();
+  cluster_.Kill(cluster_.Lead(run, 0));
+  ASSERT_TRUE(cluster_.RunUntil([&] {
+    return cluster_.Group(run, 1).generation() > generation &&
+           StateOf(run, 1) == v1::GROUP_STATE_IDLE;
+  }));
+  EXPECT_TRUE(Writes(run, 1));
+  EXPECT_EQ(cluster_.Lead(run, 1).start->next_step(), 0U);
+  EXPECT_THAT(ReasonOf(run), HasSubstr("waiting for group 1 to write the last checkpoint"));
+  EXPECT_THAT(EventTexts(v1::EVENT_KIND_CHECKPOINT),
+              HasSubstr("group 1 writes the checkpoints in place of group 0"));
+  Report(run, 20, "", "", 1);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().last_missing());
+}
+
+TEST_F(MachineCheckpointsTest, RunEndsWithoutAGroupThatCanWrite) {
+  const std::string run = TrainToTheEnd(1, 1);
   cluster_.Kill(cluster_.Lead(run, 0));
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
   const v1::RunStatus status = cluster_.RunStatus(run);
   EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
   EXPECT_TRUE(status.checkpoint().last_missing());
   EXPECT_THAT(status.reason(), HasSubstr("group 0 has not written it"));
+}
+
+class CheckpointWriterTest : public MachineCheckpointsTest {
+ protected:
+  // A run whose group 0 has lost its worker.
+  std::string BeginWithoutGroupZero(int workers) {
+    v1::RunSpec spec = MakeSpec(3, 1, 5, 1000);
+    spec.mutable_averaging()->set_quorum(1);
+    spec.mutable_averaging()->set_min_grace_ms(1000);
+    spec.mutable_checkpoint()->set_directory("/checkpoints");
+    const std::string run = SubmitTo(1, workers, spec);
+    EXPECT_EQ(StateOf(run, 2), v1::GROUP_STATE_TRAINING);
+    cluster_.Kill(cluster_.Lead(run, 0));
+    cluster_.Run(absl::Seconds(15));
+    EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_WAITING);
+    return run;
+  }
+  void Commit(const std::string& run) {
+    const uint32_t version = cluster_.RunStatus(run).version();
+    for (const uint32_t group : {1, 2}) Train(run, group);
+    cluster_.Run(absl::Seconds(2));
+    EXPECT_EQ(cluster_.RunStatus(run).version(), version + 1);
+  }
+};
+
+TEST_F(CheckpointWriterTest, AnotherGroupTakesThePlaceOfGroupZero) {
+  const std::string run = BeginWithoutGroupZero(3);
+  const std::string worker = cluster_.Lead(run, 1).name;
+  const uint32_t generation = cluster_.Group(run, 1).generation();
+  Commit(run);
+  EXPECT_EQ(cluster_.Group(run, 1).generation(), generation) << "its worker may return";
+  cluster_.Run(absl::Minutes(1));
+  Commit(run);
+  EXPECT_GT(cluster_.Group(run, 1).generation(), generation);
+  EXPECT_EQ(cluster_.Lead(run, 1).name, worker) << "it has the states of the group";
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_WAITING);
+  EXPECT_TRUE(Writes(run, 1));
+  EXPECT_FALSE(Writes(run, 2)) << "there is one writer";
+  Report(run, 10, "", "", 1);
+  EXPECT_EQ(cluster_.RunStatus(run).checkpoint().saved_step(), 10U);
+  // A worker returns. The writer remains, also after a restart of the coordinator.
+  cluster_.AddWorker("late");
+  ASSERT_TRUE(cluster_.RunUntil([&] { return StateOf(run, 0) == v1::GROUP_STATE_TRAINING; }));
+  EXPECT_FALSE(Writes(run, 0));
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(5));
+  Report(run, 15, "", "", 1);
+  EXPECT_EQ(cluster_.RunStatus(run).checkpoint().saved_step(), 15U);
+}
+
+TEST_F(CheckpointWriterTest, GroupThatIsFormedTakesThePlace) {
+  const std::string run = BeginWithoutGroupZero(3);
+  cluster_.Run(absl::Minutes(1));
+  const uint32_t others = cluster_.Group(run, 1).generation();
+  // Group 2 is formed again, before a commit.
+  cluster_.Kill(cluster_.Lead(run, 2));
+  cluster_.Run(absl::Seconds(15));
+  FakeWorker& late = cluster_.AddWorker("late");
+  ASSERT_TRUE(cluster_.RunUntil([&] { return late.start.has_value(); }));
+  const uint32_t group = late.place().group();
+  EXPECT_TRUE(Writes(run, group));
+  EXPECT_EQ(cluster_.Group(run, 1).generation(), others);
+}
+
+TEST_F(CheckpointWriterTest, GroupZeroThatReturnsInTimeWritesThem) {
+  const std::string run = BeginWithoutGroupZero(3);
+  Commit(run);
+  FakeWorker& late = cluster_.AddWorker("late");
+  ASSERT_TRUE(cluster_.RunUntil([&] { return late.start.has_value(); }));
+  EXPECT_EQ(late.place().group(), 0U);
+  EXPECT_TRUE(Writes(run, 0));
+  cluster_.Run(absl::Minutes(2));
+  Commit(run);
+  EXPECT_FALSE(Writes(run, 1));
 }
 
 }  // namespace

@@ -358,13 +358,17 @@ TEST(Trainer, GroupThatIsFormedAtTheEndWritesTheLastCheckpoint) {
   }
 }
 
-TEST(Trainer, OnlyGroupZeroSavesCheckpoints) {
-  const TemporaryFolder folder;
-  v1::Assignment assignment = AssignmentOf(WithCheckpoints(TrainedSpec(), folder.path()));
-  assignment.mutable_place()->set_group(1);
-  Counters counters;
-  DigestAfter(assignment, 20, &counters);
-  EXPECT_EQ(counters.Get("checkpoints_saved"), 0U);
+// The coordinator chooses the group.
+TEST(Trainer, GroupWithADirectorySavesCheckpoints) {
+  for (const bool writes : {false, true}) {
+    const TemporaryFolder folder;
+    v1::Assignment assignment = AssignmentOf(WithCheckpoints(TrainedSpec(), folder.path()));
+    assignment.mutable_place()->set_group(1);
+    if (!writes) assignment.mutable_spec()->clear_checkpoint();
+    Counters counters;
+    DigestAfter(assignment, 20, &counters);
+    EXPECT_EQ(counters.Get("checkpoints_saved") > 0, writes);
+  }
 }
 
 TEST(Trainer, ResumesFromCheckpointBitForBit) {
