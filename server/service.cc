@@ -74,9 +74,12 @@ class RoundsCall : public Reactor {
     if (!stream_.admitted()) EndBusy();
     return stream_.admitted();
   }
-  // If the caller has the right to the call: submits the work if the call gets a slot.
-  void Begin(const absl::Status& authenticated, WorkPool::Work work) {
-    absl::StatusOr<StreamSlots::Slot> slot = slots_.Admit(authenticated, peer_);
+  // If the caller has the right to the call: submits the work if the call gets a slot. Of several
+  // calls that are attempts at the same (`attempt_of` is not empty), only the newest goes on.
+  void Begin(const absl::Status& authenticated, WorkPool::Work work,
+             const std::string& attempt_of = "") {
+    absl::StatusOr<StreamSlots::Slot> slot = slots_.Admit(
+        authenticated, peer_, {.of = attempt_of, .on_replaced = [this] { stream_.Cancel(); }});
     if (!slot.ok()) return End(slot.status());
     slot_ = *std::move(slot);
     Submit(std::move(work));
@@ -107,8 +110,9 @@ class RoundsCall : public Reactor {
   WorkPool& pool_;
   StreamSlots& slots_;
   const std::string peer_;
-  StreamSlots::Slot slot_;
   OpenStreams::Stream stream_;
+  // Declared after the stream, which a newer attempt cancels while the slot exists.
+  StreamSlots::Slot slot_;
 };
 
 // Stage: header -> Resume -> chunks -> Staged. Messages are those of StageRequest and StageReply as
@@ -152,7 +156,10 @@ class StageCall final
     if (const absl::Status parsed = Parse(request_, &request); !parsed.ok()) return End(parsed);
     if (!request.has_header()) return EndOutOfOrder();
     header_ = std::move(*request.mutable_header());
-    Begin(host_.Authenticate(header_), [this] { TakeHeader(); });
+    // The ledger refuses the chunks of an earlier attempt.
+    Begin(
+        host_.Authenticate(header_), [this] { TakeHeader(); },
+        ContributionKey::Of(header_).ToString());
   }
 
   void EndOutOfOrder() {

@@ -5,8 +5,9 @@
 // only pass messages. A call beyond `max_stages` or `max_pulls` concurrent streams, or beyond three
 // quarters of them for one peer, is refused with ResourceExhausted ("busy: ..."), and the client
 // retries it later. A stream counts once its first message has proved that its caller is a rank;
-// before that, only the number of all streams and the share of each peer are limited. A stream
-// whose peer neither sends nor reads a message for `max_silence` is cancelled. Memory is therefore
+// before that, only the number of all streams and the share of each peer are limited. A new attempt
+// at a contribution ends the stream of the one before and takes its slot. A stream whose peer
+// neither sends nor reads a message for `max_silence` is cancelled. Memory is therefore
 // bounded: a staging stream holds the message that is being written and those that flow control
 // admits ahead of it; a pull holds one chunk in transit (at most 1 MiB of values) and one checked
 // block of the file (256 KiB).

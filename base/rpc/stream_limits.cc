@@ -17,7 +17,7 @@ OpenStreams::OpenStreams(int max, absl::Duration limit)
     : slots_(max),
       examine_every_(limit / kExaminations),
       silent_(limit),
-      thread_([this] { CancelSilent(); }) {}
+      thread_([this] { CancelStreams(); }) {}
 
 OpenStreams::~OpenStreams() {
   {
@@ -46,11 +46,20 @@ void OpenStreams::Stream::Continue() {
   streams_.silent_.Continue(this);
 }
 
+void OpenStreams::Stream::Cancel() {
+  absl::MutexLock lock(&streams_.mutex_);
+  if (done_) return;
+  streams_.cancels_.insert(this);
+  streams_.changed_.NotifyAll();
+}
+
 void OpenStreams::Stream::End(const std::function<void()>& destroy) {
   OpenStreams& streams = streams_;
   {
     absl::MutexLock lock(&streams.mutex_);
+    done_ = true;
     streams.silent_.Continue(this);
+    streams.cancels_.erase(this);
     if (streams.cancelled_ == this && std::this_thread::get_id() == streams.thread_.get_id()) {
       streams.cancelled_ = nullptr;
     }
@@ -65,14 +74,23 @@ void OpenStreams::Stream::End(const std::function<void()>& destroy) {
   streams.changed_.NotifyAll();
 }
 
-void OpenStreams::CancelSilent() {
+std::optional<OpenStreams::Stream*> OpenStreams::TakeCancelled() {
+  if (cancels_.empty()) return silent_.Take(clock_.Now());
+  return cancels_.extract(cancels_.begin()).value();
+}
+
+void OpenStreams::CancelStreams() {
   absl::MutexLock lock(&mutex_);
-  const auto ending = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ending_; };
-  while (!changed_.WaitFor(mutex_, examine_every_, ending)) {
-    while (const std::optional<Stream*> silent = silent_.Take(clock_.Now())) {
-      cancelled_ = *silent;
+  const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return ending_ || !cancels_.empty();
+  };
+  while (true) {
+    changed_.WaitFor(mutex_, examine_every_, has_work);
+    if (ending_) return;
+    while (const std::optional<Stream*> stream = TakeCancelled()) {
+      cancelled_ = *stream;
       mutex_.Unlock();
-      (*silent)->context_->TryCancel();
+      (*stream)->context_->TryCancel();
       mutex_.Lock();
       cancelled_ = nullptr;
       changed_.NotifyAll();

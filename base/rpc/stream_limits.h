@@ -8,6 +8,8 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
+#include <set>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
@@ -21,7 +23,7 @@
 namespace cadre {
 
 // The open streams of a service, at most `max`, of which one peer may have three quarters. A thread
-// cancels those that wait for their peer longer than `limit`.
+// cancels those that wait for their peer longer than `limit`, and those that Cancel names.
 class OpenStreams {
  public:
   OpenStreams(int max, absl::Duration limit);
@@ -41,6 +43,9 @@ class OpenStreams {
     // The peer must act within the limit of time, or has acted.
     void Await();
     void Continue();
+    // The stream is to end now, whatever it waits for. Requires: the stream exists. Does not block;
+    // the thread cancels it soon.
+    void Cancel();
     // To be called by the reactor's OnDone, as the last use of the stream: calls `destroy`, which
     // deletes the reactor.
     void End(const std::function<void()>& destroy);
@@ -51,10 +56,15 @@ class OpenStreams {
     OpenStreams& streams_;
     grpc::CallbackServerContext* const context_;
     const StreamSlots::Slot slot_;
+    // Whether its reactor's OnDone was called. Guarded by the mutex of streams_.
+    bool done_ = false;
   };
 
  private:
-  void CancelSilent() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The thread.
+  void CancelStreams() ABSL_LOCKS_EXCLUDED(mutex_);
+  // A stream that is to be cancelled; nothing if there is none.
+  std::optional<Stream*> TakeCancelled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   StreamSlots slots_;
   const absl::Duration examine_every_;
@@ -62,6 +72,8 @@ class OpenStreams {
   absl::Mutex mutex_;
   SteadyCondVar changed_;
   SilentPeers<Stream*> silent_ ABSL_GUARDED_BY(mutex_);
+  // Those of which Cancel was called.
+  std::set<Stream*> cancels_ ABSL_GUARDED_BY(mutex_);
   // Streams whose reactor exists.
   size_t open_ ABSL_GUARDED_BY(mutex_) = 0;
   // The stream that the thread is cancelling.

@@ -38,7 +38,7 @@ EQUIVALENT = (
                "the first page begins before run 1, because no run has the number 0"),
     Equivalent("member/state_vault.cc", "int64_t received = 0;", "0", "1",
                "one more value at the end of the memory of a snapshot, which no position refers to"),
-    Equivalent("base/stream_slots.cc", "by_peer_.erase(found)", "by_peer_.erase(found);", ";",
+    Equivalent("base/stream_slots.cc", "by_peer_.erase(of_peer)", "by_peer_.erase(of_peer);", ";",
                "a number of 0 is the same as none"),
     Equivalent("coordinator/cluster/worker_counts.cc", "counts.erase(key)", "counts.erase(key);", ";",
                "a number of 0 is the same as none"),

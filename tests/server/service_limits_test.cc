@@ -50,6 +50,26 @@ TEST_F(ServiceTest, ExcessStreamsRetry) {
   EXPECT_TRUE(staged.ok()) << staged;
 }
 
+// A rank that opens streams for one contribution again and again holds one slot.
+TEST_F(ServiceTest, NewAttemptEndsTheOneBefore) {
+  Start({.max_stages = 1, .max_silence = absl::Minutes(5)});
+  Open();
+  const v1::ContributionHeader header = Header(run_, {}, 0, 15, 4);
+  RawStage first(*server_);
+  ASSERT_TRUE(first.Send(header));
+  first.Resume();
+  RawStage second(*server_);
+  ASSERT_TRUE(second.Send(header));
+  EXPECT_EQ(second.Resume(), 0U);
+  v1::StageReply reply;
+  EXPECT_FALSE(first.stream->Read(&reply));
+  EXPECT_EQ(first.Finish().code(), absl::StatusCode::kCancelled);
+  // The one before has no slot that it could return.
+  RawStage other(*server_);
+  ASSERT_TRUE(other.Send(Header(run_, {.group = 1}, 0, 15, 4)));
+  EXPECT_EQ(other.Finish().code(), absl::StatusCode::kResourceExhausted);
+}
+
 // A stream has no slot before its header proves that the caller is a rank.
 TEST_F(ServiceTest, SilentStreamsHoldNoSlots) {
   Start({.max_stages = 1, .max_pulls = 1});
