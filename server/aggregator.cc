@@ -175,10 +175,8 @@ v1::Hello Aggregator::MakeHello() const {
 }
 
 bool Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
-  if (message.has_refused()) {
-    LOG(ERROR) << "refused by the coordinator: " << message.refused().reason();
-    return true;
-  }
+  // The client has logged it.
+  if (message.has_refused()) return true;
   if (!IsOrder(message) && !message.has_copy_shard()) {
     LOG(WARNING) << "unexpected message: " << BodyName(message);
     return true;

@@ -229,8 +229,10 @@ bool MembershipClient::Deliver(const v1::CoordinatorMessage& message) {
 bool MembershipClient::AcceptEpoch(uint64_t epoch) {
   absl::MutexLock lock(&mutex_);
   if (state_.AcceptEpoch(epoch)) return true;
-  LOG(ERROR) << "the coordinator at " << server().address << " has epoch " << epoch
-             << ", but was replaced by one of epoch " << state_.epoch();
+  const std::string reason =
+      absl::StrCat("the coordinator at ", server().address, " has epoch ", epoch,
+                   ", but was replaced by one of epoch ", state_.epoch());
+  LOG_IF(ERROR, state_.IsNewReason(reason)) << reason;
   return false;
 }
 
@@ -278,14 +280,15 @@ void MembershipClient::OnWelcome(const v1::Welcome& welcome) {
 }
 
 void MembershipClient::OnRefused(const v1::Refused& refused) {
-  LOG(WARNING) << "refused by the coordinator: " << EnumText(refused.refusal()) << ": "
-               << refused.reason();
   const absl::Status reason = absl::PermissionDeniedError(
       absl::StrCat("the coordinator at ", options_.coordinator,
                    " refused to admit this member: ", refused.reason()));
   bool joined = false;
   {
     absl::MutexLock lock(&mutex_);
+    const std::string text = absl::StrCat(
+        "refused by the coordinator: ", EnumText(refused.refusal()), ": ", refused.reason());
+    LOG_IF(WARNING, state_.IsNewReason(text)) << text;
     if (!state_.Refuse(refused)) return;
     refused_ = reason;
     joined = state_.ever_welcomed();

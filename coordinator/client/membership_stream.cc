@@ -14,6 +14,9 @@ constexpr absl::Duration kFailoverHandshake = absl::Seconds(3);
 // Members wait for a restarted coordinator, and so do their runs.
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
 constexpr absl::Duration kMaxRetry = absl::Milliseconds(400);
+// A coordinator that rejects members does so until it is started again. Less than a lease, so that
+// groups survive this.
+constexpr absl::Duration kMaxRetryOfRejected = absl::Seconds(5);
 
 }  // namespace
 
@@ -21,6 +24,7 @@ MembershipStream::MembershipStream(uint64_t seed, uint64_t epoch, size_t max_que
     : max_queued_(max_queued),
       servers_(servers),
       backoff_(kFirstRetry, kMaxRetry, seed),
+      rejection_backoff_(kFirstRetry, kMaxRetryOfRejected, seed),
       epoch_(epoch) {}
 
 void MembershipStream::Open(absl::Time now) {
@@ -39,6 +43,7 @@ v1::MemberMessage MembershipStream::First(v1::Hello hello) const {
 bool MembershipStream::AcceptEpoch(uint64_t epoch) {
   if (epoch < epoch_) {
     ++stale_epochs_;
+    rejected_ = !welcomed_;
     return false;
   }
   epoch_ = epoch;
@@ -51,6 +56,7 @@ void MembershipStream::Welcome(const v1::Welcome& welcome, absl::Time now) {
   heartbeat_at_ = now + heartbeat_;
   handshake_until_ = absl::InfiniteFuture();
   welcomed_ = ever_welcomed_ = true;
+  reason_.clear();
 }
 
 // A refusal of the first join is final. A later one ends the stream, and the member joins again,
@@ -60,10 +66,17 @@ bool MembershipStream::Refuse(const v1::Refused& refused) {
     member_id_.clear();
     return false;
   }
+  rejected_ = !welcomed_;
   const bool final =
       refused.refusal() == v1::REFUSAL_PROTOCOL || refused.refusal() == v1::REFUSAL_WRONG_IDENTITY;
   if (ever_welcomed_ && !final) return false;
   refused_ = true;
+  return true;
+}
+
+bool MembershipStream::IsNewReason(std::string reason) {
+  if (reason == reason_) return false;
+  reason_ = std::move(reason);
   return true;
 }
 
@@ -102,11 +115,16 @@ v1::MemberMessage MembershipStream::HeartbeatOf(v1::Heartbeat heartbeat) const {
 }
 
 absl::Duration MembershipStream::Close() {
-  if (std::exchange(welcomed_, false)) backoff_.Reset();
+  if (std::exchange(welcomed_, false)) {
+    backoff_.Reset();
+    rejection_backoff_.Reset();
+  }
   server_ = (server_ + 1) % servers_;
   queue_.clear();
   handshake_until_ = heartbeat_at_ = absl::InfiniteFuture();
-  return refused_ ? absl::InfiniteDuration() : backoff_.Next();
+  if (refused_) return absl::InfiniteDuration();
+  return std::exchange(rejected_, false) && server_ == 0 ? rejection_backoff_.Next()
+                                                         : backoff_.Next();
 }
 
 }  // namespace cadre

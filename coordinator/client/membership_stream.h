@@ -44,6 +44,9 @@ class MembershipStream {
   void Welcome(const v1::Welcome& welcome, absl::Time now);
   // The owner has seen the refusal. Returns whether the member must not join again.
   bool Refuse(const v1::Refused& refused);
+  // Why the coordinator is not accepted, or has refused the member. Returns whether this differs
+  // from the last reason, so that it should be logged. A Welcome forgets that.
+  bool IsNewReason(std::string reason);
 
   // False: there is no stream with Welcome, or its queue is full.
   bool Queue(v1::MemberMessage message);
@@ -60,7 +63,9 @@ class MembershipStream {
   v1::MemberMessage HeartbeatOf(v1::Heartbeat heartbeat) const;
 
   // Queued messages are lost; the owner sends them again after the next Welcome. Returns the wait
-  // before the next stream; infinite after a refusal that is final.
+  // before the next stream, which grows to several seconds while the only coordinator, or the last
+  // of several, refuses the member or has an epoch that is too low; infinite after a refusal that
+  // is final.
   absl::Duration Close();
 
   // Whether the stream has received Welcome, and whether any has.
@@ -75,7 +80,13 @@ class MembershipStream {
   const size_t max_queued_;
   const size_t servers_;
   size_t server_ = 0;
+  // Waits for coordinators that are not reached; and for those that do not accept the member, or
+  // that it does not accept.
   Backoff backoff_;
+  Backoff rejection_backoff_;
+  // The stream has ended with such a rejection before a Welcome.
+  bool rejected_ = false;
+  std::string reason_;
   bool welcomed_ = false;
   bool ever_welcomed_ = false;
   bool refused_ = false;

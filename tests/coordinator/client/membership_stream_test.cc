@@ -136,5 +136,52 @@ TEST_F(MembershipStreamTest, WaitsGrowUntilAWelcome) {
   EXPECT_LE(stream_.Close(), absl::Milliseconds(100));
 }
 
+// A coordinator that rejects the member, or has too low an epoch, does so again.
+TEST_F(MembershipStreamTest, WaitsForACoordinatorThatRejectsGrowFurther) {
+  Join();
+  stream_.Close();
+  const auto longest = [this](auto reject) {
+    absl::Duration longest;
+    for (int i = 0; i < 10; ++i) {
+      stream_.Open(now_);
+      reject();
+      longest = std::max(longest, stream_.Close());
+    }
+    return longest;
+  };
+  EXPECT_GE(longest([this] { EXPECT_FALSE(stream_.AcceptEpoch(4)); }), absl::Milliseconds(2500));
+  Join();
+  EXPECT_LE(stream_.Close(), absl::Milliseconds(100)) << "it was welcomed";
+  EXPECT_GE(longest([this] { EXPECT_FALSE(Refuse(v1::REFUSAL_MALFORMED)); }),
+            absl::Milliseconds(2500));
+  stream_.Open(now_);
+  EXPECT_LE(stream_.Close(), absl::Milliseconds(400)) << "it was not reached";
+  // A member that is refused after its Welcome joins again soon, and so does one that must only
+  // join as a new one.
+  Join();
+  Refuse(v1::REFUSAL_MALFORMED);
+  EXPECT_LE(stream_.Close(), absl::Milliseconds(100));
+  EXPECT_LE(longest([this] { Refuse(v1::REFUSAL_UNKNOWN_MEMBER); }), absl::Milliseconds(400));
+}
+
+TEST_F(MembershipStreamTest, RejectionDoesNotDelayTheOtherCoordinators) {
+  MembershipStream stream(/*seed=*/1, /*epoch=*/5, /*max_queued=*/2, /*servers=*/2);
+  for (int i = 0; i < 10; ++i) {
+    stream.Open(now_);
+    EXPECT_FALSE(stream.AcceptEpoch(4));
+    EXPECT_LE(stream.Close(), absl::Milliseconds(400)) << "the other one may lead";
+    stream.Open(now_);
+    stream.Close();
+  }
+}
+
+TEST_F(MembershipStreamTest, ReasonIsNewOnce) {
+  EXPECT_TRUE(stream_.IsNewReason("a"));
+  EXPECT_FALSE(stream_.IsNewReason("a"));
+  EXPECT_TRUE(stream_.IsNewReason("b"));
+  Join();
+  EXPECT_TRUE(stream_.IsNewReason("b"));
+}
+
 }  // namespace
 }  // namespace cadre
