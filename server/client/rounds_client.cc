@@ -3,6 +3,7 @@
 // before every attempt, so that a shard that has moved is found.
 #include "server/client/rounds_client.h"
 
+#include <glog/logging.h>
 #include <google/protobuf/repeated_ptr_field.h>
 
 #include <algorithm>
@@ -266,8 +267,13 @@ absl::Status RoundsClient::Run(Call& call, std::stop_token stop, const Attempt& 
   const std::stop_callback on_stop(std::move(stop), cancel);
   Transfer::Action action = Handle(call, Transfer::Ready{});
   while (true) {
-    if (auto* end = std::get_if<Transfer::End>(&action)) return std::move(end->status);
+    if (const auto* end = std::get_if<Transfer::End>(&action)) {
+      return absl::IsDeadlineExceeded(end->status) ? Annotate(end->status, Name()) : end->status;
+    }
     const auto* wait = std::get_if<Transfer::Wait>(&action);
+    if (const auto report = call.transfer.TakeWaitReport(clock_.Now())) {
+      LOG(WARNING) << Name() << ": " << *report;
+    }
     const absl::Duration time = wait == nullptr ? absl::ZeroDuration() : wait->time;
     {
       absl::MutexLock lock(&mutex_);
@@ -321,6 +327,12 @@ Transfer::Action RoundsClient::AttemptOnce(Call& call, const Attempt& attempt) {
     call.context = nullptr;
   };
   return attempt(*stub, context, [&](const Transfer::Event& event) { return Handle(call, event); });
+}
+
+std::string RoundsClient::Name() const {
+  const std::string address = address_();
+  return absl::StrCat("aggregator", aggregator_.name.empty() ? "" : " ", aggregator_.name, " at ",
+                      address.empty() ? "an unknown address" : address);
 }
 
 // Keeps the connection as long as the shard has the same address.

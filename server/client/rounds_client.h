@@ -7,7 +7,8 @@
 //   CADRE_RETURN_IF_ERROR(shard.Stage(header, std::as_bytes(values), &traffic));
 //   CADRE_RETURN_IF_ERROR(shard.Pull(request, out, &traffic));
 //
-// Attempts, retries and limits are those of server/client/shard_transfer.
+// Attempts, retries and limits are those of server/client/shard_transfer. A wait of more than 30 s
+// is logged, with the aggregator and what it waits for.
 //
 // Owns its channel. Values and traffic are borrowed for the call.
 // Thread-safe; concurrent calls are allowed, each with its own Traffic.
@@ -16,8 +17,9 @@
 //   refusals by name (codes: server/client/refusal.h), without a retry, except that damaged bytes
 //     (DataLoss) are first transferred again a few times;
 //   Cancelled after Cancel(), or after a stop of the call was requested;
-//   DeadlineExceeded with the last failure in its message: no chunk was transferred for `silence`,
-//     because the shard was unreachable, or its disk was full;
+//   DeadlineExceeded with the aggregator and the last failure in its message: no chunk was
+//     transferred for `silence`, because the shard was unreachable, or its disk was full; or for
+//     `max_busy`, because it served others;
 //   InvalidArgument if the sizes of ranges and values differ.
 #pragma once
 
@@ -108,6 +110,8 @@ class RoundsClient final : public ShardClient {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The watcher's thread: breaks the call's attempt off when the transfer is silent.
   void Watch(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The aggregator, for messages.
+  std::string Name() const;
   // Returns a connection to the shard's current address; null: it is not known.
   std::shared_ptr<grpc::Channel> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -14,8 +14,10 @@
 // transfer therefore ends after `silence` without progress. A chunk that was received, or written
 // for the first time, is progress. Written chunks may still lie in buffers: at most a few MiB,
 // which must reach the shard within `silence`. At 4 MiB and 90 s this takes 375 kbit/s. A
-// shard that answers that it is busy (it serves others, or is being restored) is not silent. An
-// event after the silence cannot prolong the transfer, so the driver's watch may end with it.
+// shard that answers that it is busy is not silent. If it is being restored, the coordinator ends
+// the wait: it restores the shard, with what waiting groups hold, or parks the run. If it serves
+// others, it may prefer them permanently, so this wait ends after `max_busy`. An event after the
+// silence cannot prolong the transfer, so the driver's watch may end with it.
 //
 // There are three classes of errors. Transient errors are retried with backoff. Damage and protocol
 // errors are retried until the kMaxDamaged-th of them, which ends the transfer: a repeated transfer
@@ -46,8 +48,17 @@ ShardTransfer::ShardTransfer(Direction direction, uint64_t elements, uint32_t ch
       elements_(elements),
       chunk_elements_(chunk_elements),
       silence_(options.silence),
-      backoff_(options.first_wait, options.max_wait, options.seed),
-      silent_at_(now + options.silence) {}
+      max_busy_(std::max(options.max_busy, options.silence)),
+      backoff_(options.first_wait, options.max_wait, options.seed) {
+  Advance(now);
+}
+
+void ShardTransfer::Advance(absl::Time now) {
+  advanced_at_ = now;
+  report_at_ = now + kReportWaits;
+  silent_at_ = now + silence_;
+  busy_until_ = now + max_busy_;
+}
 
 ShardTransfer::Action ShardTransfer::Handle(const Event& event, absl::Time now) {
   if (now >= silent_at_ && !std::holds_alternative<Ended>(event)) return EndSilently();
@@ -104,7 +115,11 @@ ShardTransfer::Action ShardTransfer::On(const Ended& ended, absl::Time now) {
   }
   // The driver has broken the attempt off: an earlier failure says more.
   if (now >= silent_at_) return EndSilently();
-  if (absl::StartsWith(status.message(), kBusy)) Advance(now);
+  if (absl::StartsWith(status.message(), kBusy)) {
+    const bool serves_others = absl::IsResourceExhausted(status);
+    if (!serves_others) busy_until_ = now + max_busy_;
+    silent_at_ = std::min(now + silence_, busy_until_);
+  }
   last_ = std::move(status);
   return Wait{std::min(backoff_.Next(), silent_at_ - now)};
 }
@@ -116,8 +131,19 @@ ShardTransfer::Action ShardTransfer::NextChunk() const {
 }
 
 ShardTransfer::Action ShardTransfer::EndSilently() const {
+  const std::string why = silent_at_ < busy_until_ ? std::string("did not answer in time")
+                                                   : absl::StrCat("has only served others for ",
+                                                                  absl::FormatDuration(max_busy_));
   return End{absl::DeadlineExceededError(
-      absl::StrCat("the aggregator shard did not answer in time; last: ", last_.message()))};
+      absl::StrCat("the aggregator shard ", why, "; last: ", last_.message()))};
+}
+
+std::optional<std::string> ShardTransfer::TakeWaitReport(absl::Time now) {
+  if (now < report_at_) return std::nullopt;
+  report_at_ = now + kReportWaits;
+  const absl::Duration waited = absl::Trunc(now - advanced_at_, absl::Seconds(1));
+  return absl::StrCat("no progress for ", absl::FormatDuration(waited),
+                      "; last: ", last_.message());
 }
 
 }  // namespace cadre

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <variant>
 
 #include "absl/status/status.h"
@@ -28,13 +29,17 @@ struct TransferOptions {
   absl::Duration max_wait = absl::Milliseconds(400);
   // Different seeds prevent ranks from retrying simultaneously.
   uint64_t seed = 0;
-  // A transfer ends after this time in which no new chunk is transferred. One that makes progress
-  // may take any time.
+  // A transfer ends after this time in which no new chunk is transferred and the shard does not
+  // answer that it is busy. One that makes progress may take any time.
   absl::Duration silence = absl::Seconds(90);
+  // A transfer also ends after this time, or `silence` if that is longer, in which the shard only
+  // answers that it serves others.
+  absl::Duration max_busy = absl::Minutes(10);
 };
 
 class ShardTransfer {
  public:
+  static constexpr absl::Duration kReportWaits = absl::Seconds(30);
   enum class Direction { kStage, kPull };
 
   // ---- Events
@@ -92,8 +97,12 @@ class ShardTransfer {
 
   // Pull: the number of elements that were received.
   uint64_t done() const { return done_; }
-  // When the transfer ends unless it makes progress, which moves this time.
+  // When the transfer ends unless it makes progress or the shard answers that it is busy, which
+  // move this time.
   absl::Time silent_at() const { return silent_at_; }
+  // What the transfer waits for, each time that it has made no progress for a further
+  // kReportWaits; otherwise nothing.
+  std::optional<std::string> TakeWaitReport(absl::Time now);
 
  private:
   Action On(const Ready&, absl::Time) { return Open{}; }
@@ -103,14 +112,20 @@ class ShardTransfer {
   Action On(const Ended& ended, absl::Time now);
   Action NextChunk() const;
   Action EndSilently() const;
-  void Advance(absl::Time now) { silent_at_ = now + silence_; }
+  void Advance(absl::Time now);
 
   const Direction direction_;
   uint64_t elements_;
   const uint32_t chunk_elements_;
   const absl::Duration silence_;
+  const absl::Duration max_busy_;
   Backoff backoff_;
+  // The last progress, and when the wait since then is reported next.
+  absl::Time advanced_at_;
+  absl::Time report_at_;
   absl::Time silent_at_;
+  // How long silent_at_ moves while the shard serves others.
+  absl::Time busy_until_;
   // The last failed attempt.
   absl::Status last_ = absl::UnavailableError("no answer");
   int damaged_ = 0;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -297,6 +298,23 @@ TEST_F(RoundsClientTest, SilentShardEndsCall) {
   RoundsClient client([this] { return daemon_->address(); }, {.silence = absl::Milliseconds(200)});
   const absl::Status status = client.Stage(header_, values_, &traffic_);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+}
+
+// It is not silent, but never serves this rank.
+TEST_F(RoundsClientTest, BusyShardIsNamed) {
+  shard_.OnStage([&](int, grpc::ServerContext*, auto*) {
+    return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "busy: too many concurrent streams");
+  });
+  RoundsClient client([this] { return daemon_->address(); },
+                      {.first_wait = absl::Milliseconds(5),
+                       .silence = absl::Milliseconds(500),
+                       .max_busy = absl::Seconds(1)},
+                      nullptr, {}, Credentials::Insecure(), "agg-0");
+  EXPECT_THAT(client.Stage(header_, values_, &traffic_),
+              IsError(absl::StatusCode::kDeadlineExceeded,
+                      absl::StrCat("aggregator agg-0 at ", daemon_->address(),
+                                   ": the aggregator shard has only served others for 1s; last: "
+                                   "busy: too many concurrent streams")));
 }
 
 TEST_F(RoundsClientTest, StopEndsOneCall) {

@@ -17,12 +17,14 @@ using Transfer = ShardTransfer;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kSecond = absl::Seconds(1);
+constexpr absl::Duration kMaxBusy = 60 * kSecond;
 
-// A transfer of 10 elements in chunks of 4, which is silent after 10 seconds.
+// A transfer of 10 elements in chunks of 4, which is silent after 10 seconds, and busy for at most
+// a minute.
 class ShardTransferTest : public ::testing::Test {
  protected:
   Transfer Make(Transfer::Direction direction) const {
-    return {direction, 10, 4, {.seed = 7, .silence = 10 * kSecond}, now_};
+    return {direction, 10, 4, {.seed = 7, .silence = 10 * kSecond, .max_busy = kMaxBusy}, now_};
   }
   // An open attempt.
   Transfer Stage(uint32_t next_chunk) {
@@ -241,6 +243,56 @@ TEST_F(ShardTransferTest, BusyShardIsNotSilent) {
   now_ = transfer.silent_at();
   EXPECT_EQ(Fail(transfer, absl::StatusCode::kUnavailable, "busy: being restored"),
             "end DEADLINE_EXCEEDED");
+}
+
+TEST_F(ShardTransferTest, ShardThatOnlyServesOthersIsAwaitedForALimitedTime) {
+  Transfer transfer = Pull();
+  Name(transfer, Transfer::Received{4});
+  const absl::Time progress = now_;
+  for (; now_ < progress + kMaxBusy; now_ += kSecond) {
+    EXPECT_EQ(Fail(transfer, absl::StatusCode::kResourceExhausted, "busy: too many streams"),
+              "wait");
+    EXPECT_LE(now_ + wait_, progress + kMaxBusy);
+  }
+  EXPECT_EQ(Fail(transfer, absl::StatusCode::kResourceExhausted, "busy: too many streams"),
+            "end DEADLINE_EXCEEDED");
+  EXPECT_THAT(status_.message(), HasSubstr("has only served others for 1m"));
+  EXPECT_THAT(status_.message(), HasSubstr("too many streams"));
+}
+
+TEST_F(ShardTransferTest, WaitForABusyShardIsCountedFromTheLastProgress) {
+  Transfer transfer = Pull();
+  now_ += 9 * kSecond;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Fail(transfer, absl::StatusCode::kResourceExhausted, "busy: too many streams"),
+              "wait");
+    now_ += 9 * kSecond;
+  }
+  EXPECT_EQ(Name(transfer, Transfer::Opened{}), "receive");
+  EXPECT_EQ(Name(transfer, Transfer::Received{4}), "receive");
+  for (const absl::Time progress = now_; now_ < progress + kMaxBusy; now_ += 9 * kSecond) {
+    EXPECT_EQ(Fail(transfer, absl::StatusCode::kResourceExhausted, "busy: too many streams"),
+              "wait");
+  }
+}
+
+// The coordinator ends this wait.
+TEST_F(ShardTransferTest, ShardThatIsBeingRestoredIsAwaited) {
+  Transfer transfer = Pull();
+  for (const absl::Time begin = now_; now_ < begin + 10 * kMaxBusy; now_ += 9 * kSecond) {
+    EXPECT_EQ(Fail(transfer, absl::StatusCode::kUnavailable, "busy: being restored"), "wait");
+  }
+}
+
+TEST_F(ShardTransferTest, WaitsAreReported) {
+  Transfer transfer = Pull();
+  EXPECT_EQ(Fail(transfer, absl::StatusCode::kResourceExhausted, "busy: too many streams"), "wait");
+  EXPECT_EQ(transfer.TakeWaitReport(now_), std::nullopt);
+  now_ += Transfer::kReportWaits;
+  EXPECT_EQ(transfer.TakeWaitReport(now_), "no progress for 30s; last: busy: too many streams");
+  EXPECT_EQ(transfer.TakeWaitReport(now_ + kSecond), std::nullopt) << "it was reported";
+  now_ += Transfer::kReportWaits;
+  EXPECT_EQ(transfer.TakeWaitReport(now_), "no progress for 1m; last: busy: too many streams");
 }
 
 }  // namespace
