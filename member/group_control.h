@@ -64,8 +64,10 @@ class GroupControl {
 
   // False while the coordinator is unreachable.
   virtual bool connected() const = 0;
-  // Current address of a shard, host:port.
+  // Last known address of a shard, host:port.
   virtual std::string ShardAddress(uint32_t shard) const = 0;
+  // Whether the coordinator has reported, as its last word, that the shard's aggregator is away.
+  virtual bool ShardIsAway(uint32_t /*shard*/) const { return false; }
   // From now on `handler` receives requests to stage values again, on a thread that it must not
   // block; Restaged answers each. Null: none, and none is running after the return.
   virtual void HandleRestage(std::function<void(const v1::Restage&)> /*handler*/) {}

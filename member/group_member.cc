@@ -26,9 +26,10 @@ namespace cadre {
 namespace {
 
 // Maximum time in which a live peer sends nothing, such as the exchange of a peer with a slow link.
+// Longer than any peer may wait for an aggregator that is away (--aggregator-patience).
 // The death of a peer is detected immediately, and the coordinator ends the generation of a peer
 // that makes no progress, both without this timeout.
-constexpr absl::Duration kPeerTimeout = absl::Hours(1);
+constexpr absl::Duration kPeerTimeout = absl::Hours(25);
 
 std::string RankSlotName(const v1::RankSlot& rank_slot) {
   return absl::StrCat(rank_slot.run(), ", group ", rank_slot.group(), ", generation ",

@@ -13,9 +13,8 @@ GroupSession::GroupSession(v1::Assignment assignment, SessionOwner& owner, Runti
       owner_(owner),
       clock_(runtime.clock()),
       changed_(runtime.MakeCondition()) {
-  for (const v1::ShardAddress& shard : assignment_.shards()) {
-    shards_[shard.shard()] = shard.address();
-  }
+  absl::MutexLock lock(&mutex_);
+  for (const v1::ShardAddress& shard : assignment_.shards()) SetShard(shard);
 }
 
 void GroupSession::Deliver(const v1::CoordinatorMessage& message) {
@@ -29,9 +28,17 @@ void GroupSession::Deliver(const v1::CoordinatorMessage& message) {
     trace_ = message.trace_steps();
   }
   if (message.has_restage() && restage_) restage_(message.restage());
-  for (const v1::ShardAddress& shard : message.shard_addresses().shards()) {
-    shards_[shard.shard()] = shard.address();
+  for (const v1::ShardAddress& shard : message.shard_addresses().shards()) SetShard(shard);
+}
+
+// An aggregator that is away may still be reachable at its last address.
+void GroupSession::SetShard(const v1::ShardAddress& shard) {
+  if (shard.address().empty()) {
+    away_.insert(shard.shard());
+    return;
   }
+  away_.erase(shard.shard());
+  shards_[shard.shard()] = shard.address();
 }
 
 bool GroupSession::nudged(uint32_t round) const {
@@ -115,6 +122,11 @@ std::string GroupSession::ShardAddress(uint32_t shard) const {
   absl::MutexLock lock(&mutex_);
   const auto it = shards_.find(shard);
   return it == shards_.end() ? "" : it->second;
+}
+
+bool GroupSession::ShardIsAway(uint32_t shard) const {
+  absl::MutexLock lock(&mutex_);
+  return away_.contains(shard);
 }
 
 }  // namespace cadre

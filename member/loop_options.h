@@ -26,7 +26,8 @@ struct MemberLoopOptions {
   StateVault* residuals = nullptr;
   // Shows what the training thread does; may be null.
   TrainerProgress* progress = nullptr;
-  // An exchange with a shard ends after this time without progress.
+  // An exchange with a shard ends after this time without progress; the time for which its
+  // aggregator is away does not count.
   absl::Duration exchange_silence = absl::Seconds(90);
 };
 

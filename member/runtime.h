@@ -38,6 +38,8 @@ class BackgroundTask {
 struct ShardClientOptions {
   // As RoundsClient::AddressSource.
   std::function<std::string()> address;
+  // As RoundsClient::AwaySource.
+  std::function<bool()> away;
   TransferOptions transfer;
   // Called for every new chunk that was sent or received.
   std::function<void()> on_progress;

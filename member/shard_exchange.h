@@ -54,7 +54,8 @@ namespace cadre {
 class ShardExchange {
  public:
   struct Options {
-    // An exchange with a shard ends after this time without progress.
+    // An exchange with a shard ends after this time without progress; the time for which its
+    // aggregator is away does not count.
     absl::Duration silence = absl::Seconds(90);
     // Null unless ranks exchange whole units.
     const ExchangeUnits* units = nullptr;
@@ -153,6 +154,8 @@ class ShardExchange {
   };
   struct Shard {
     uint32_t id = 0;
+    // The name of its aggregator.
+    std::string aggregator;
     // The flat positions (model/parameter_index.h) that the shard owns.
     Interval positions;
     // The owned values at these positions. All ranks of the group together cover the shard; a

@@ -54,7 +54,7 @@ std::unique_ptr<BackgroundTask> ThreadRuntime::Start(std::function<void()> work)
 std::unique_ptr<ShardClient> ThreadRuntime::MakeShardClient(ShardClientOptions options) {
   return std::make_unique<RoundsClient>(std::move(options.address), options.transfer,
                                         std::move(options.on_progress), options.key, credentials_,
-                                        std::move(options.aggregator));
+                                        std::move(options.aggregator), std::move(options.away));
 }
 
 }  // namespace cadre

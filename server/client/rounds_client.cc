@@ -158,8 +158,9 @@ Transfer::Action PullOnce(grpc::ClientContext& context,
 
 RoundsClient::RoundsClient(AddressSource address, TransferOptions options,
                            std::function<void()> on_progress, const SecretKey& key,
-                           Credentials credentials, std::string aggregator)
+                           Credentials credentials, std::string aggregator, AwaySource away)
     : address_(std::move(address)),
+      away_(std::move(away)),
       credentials_(std::move(credentials)),
       aggregator_{.role = Role::kAggregator, .name = std::move(aggregator)},
       options_(options),
@@ -286,10 +287,11 @@ absl::Status RoundsClient::Run(Call& call, std::stop_token stop, const Attempt& 
 
 Transfer::Action RoundsClient::Handle(Call& call, const Transfer::Event& event) {
   const absl::Time silent_at = call.transfer.silent_at();
+  const bool away = away_ && away_();
   Transfer::Action action;
   {
     absl::MutexLock lock(&mutex_);
-    action = call.transfer.Handle(event, clock_.Now());
+    action = call.transfer.Handle(event, clock_.Now(), away);
   }
   if (on_progress_ && call.transfer.silent_at() != silent_at) on_progress_();
   return action;
@@ -298,11 +300,14 @@ Transfer::Action RoundsClient::Handle(Call& call, const Transfer::Event& event) 
 void RoundsClient::Watch(Call& call) {
   absl::MutexLock lock(&mutex_);
   const auto ended = [&] { return call.ended; };
-  for (absl::Duration left = options_.silence; left > absl::ZeroDuration();
-       left = call.transfer.silent_at() - clock_.Now()) {
-    if (changed_.WaitFor(mutex_, left, ended)) return;
+  absl::Duration left = options_.silence;
+  while (!changed_.WaitFor(mutex_, left, ended)) {
+    left = call.transfer.silent_at() - clock_.Now();
+    if (left > absl::ZeroDuration()) continue;
+    if (call.context != nullptr) call.context->TryCancel();
+    // If the aggregator is away, the next attempt may take this long.
+    left = options_.silence;
   }
-  if (call.context != nullptr) call.context->TryCancel();
 }
 
 Transfer::Action RoundsClient::AttemptOnce(Call& call, const Attempt& attempt) {

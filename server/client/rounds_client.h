@@ -18,8 +18,8 @@
 //     (DataLoss) are first transferred again a few times;
 //   Cancelled after Cancel(), or after a stop of the call was requested;
 //   DeadlineExceeded with the aggregator and the last failure in its message: no chunk was
-//     transferred for `silence`, because the shard was unreachable, or its disk was full; or for
-//     `max_busy`, because it served others;
+//     transferred for `silence`, because the shard was unreachable, or its disk was full, while its
+//     aggregator was not away; or for `max_busy`, because it served others;
 //   InvalidArgument if the sizes of ranges and values differ.
 #pragma once
 
@@ -52,14 +52,17 @@ class RoundsClient final : public ShardClient {
  public:
   // Returns the shard's current host:port; called before every attempt. Empty: not known yet.
   using AddressSource = std::function<std::string()>;
+  // Returns whether the coordinator reports that the aggregator is away.
+  using AwaySource = std::function<bool()>;
 
   // `on_progress` is called for every new chunk that was sent or received, on the calling thread;
   // optional. `key` is that of the caller's generation, with which every request is signed.
-  // `aggregator`: the name in the certificate of the shard's server; empty for any.
+  // `aggregator`: the name in the certificate of the shard's server; empty for any. `away`: null
+  // for an aggregator of which no coordinator reports.
   explicit RoundsClient(AddressSource address, TransferOptions options = {},
                         std::function<void()> on_progress = nullptr, const SecretKey& key = {},
                         Credentials credentials = Credentials::Insecure(),
-                        std::string aggregator = "");
+                        std::string aggregator = "", AwaySource away = nullptr);
   RoundsClient(const RoundsClient&) = delete;
   RoundsClient& operator=(const RoundsClient&) = delete;
 
@@ -108,7 +111,7 @@ class RoundsClient final : public ShardClient {
   ShardTransfer::Action AttemptOnce(Call& call, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
   ShardTransfer::Action Handle(Call& call, const ShardTransfer::Event& event)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // The watcher's thread: breaks the call's attempt off when the transfer is silent.
+  // The watcher's thread: breaks an attempt of the call off when the transfer is silent.
   void Watch(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
   // The aggregator, for messages.
   std::string Name() const;
@@ -116,6 +119,7 @@ class RoundsClient final : public ShardClient {
   std::shared_ptr<grpc::Channel> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const AddressSource address_;
+  const AwaySource away_;
   const Credentials credentials_;
   const ServerIdentity aggregator_;
   const TransferOptions options_;

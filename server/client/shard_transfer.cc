@@ -19,6 +19,12 @@
 // others, it may prefer them permanently, so this wait ends after `max_busy`. An event after the
 // silence cannot prolong the transfer, so the driver's watch may end with it.
 //
+// The silence bounds the time for which a shard may fail without an explanation. While the
+// coordinator explains it, because the aggregator has no stream, every event begins the silence
+// anew, and so does the aggregator's return. The coordinator bounds this time: it ends the
+// generation. Attempts go on meanwhile, because ranks may reach an aggregator that the coordinator
+// does not.
+//
 // There are three classes of errors. Transient errors are retried with backoff. Damage and protocol
 // errors are retried until the kMaxDamaged-th of them, which ends the transfer: a repeated transfer
 // repairs damage in transit, not on the disk. Refusals are not retried.
@@ -60,7 +66,8 @@ void ShardTransfer::Advance(absl::Time now) {
   busy_until_ = now + max_busy_;
 }
 
-ShardTransfer::Action ShardTransfer::Handle(const Event& event, absl::Time now) {
+ShardTransfer::Action ShardTransfer::Handle(const Event& event, absl::Time now, bool away) {
+  if (std::exchange(away_, away) || away) Advance(now);
   if (now >= silent_at_ && !std::holds_alternative<Ended>(event)) return EndSilently();
   return std::visit([&](const auto& one) { return On(one, now); }, event);
 }

@@ -6,8 +6,10 @@
 //   ShardTransfer::Action action = transfer.Handle(ShardTransfer::Ready{}, now);
 //
 // Its driver carries out each action and passes the event that results, until End. An attempt that
-// lasts until silent_at() must be broken off by the driver. The drivers are RoundsClient (gRPC) and
-// tests/simulation/simulated_client (virtual time).
+// lasts until silent_at() must be broken off by the driver. With every event the driver says
+// whether the coordinator reports that the aggregator is away, that is, has no stream to the
+// coordinator. The drivers are RoundsClient (gRPC) and tests/simulation/simulated_client (virtual
+// time).
 //
 // Thread-compatible.
 #pragma once
@@ -29,8 +31,9 @@ struct TransferOptions {
   absl::Duration max_wait = absl::Milliseconds(400);
   // Different seeds prevent ranks from retrying simultaneously.
   uint64_t seed = 0;
-  // A transfer ends after this time in which no new chunk is transferred and the shard does not
-  // answer that it is busy. One that makes progress may take any time.
+  // A transfer ends after this time in which no new chunk is transferred, the shard does not answer
+  // that it is busy, and its aggregator is not reported as away. One that makes progress may take
+  // any time.
   absl::Duration silence = absl::Seconds(90);
   // A transfer also ends after this time, or `silence` if that is longer, in which the shard only
   // answers that it serves others.
@@ -93,12 +96,13 @@ class ShardTransfer {
   ShardTransfer(Direction direction, uint64_t elements, uint32_t chunk_elements,
                 const TransferOptions& options, absl::Time now);
 
-  Action Handle(const Event& event, absl::Time now);
+  // `away`: whether the aggregator is reported as away.
+  Action Handle(const Event& event, absl::Time now, bool away = false);
 
   // Pull: the number of elements that were received.
   uint64_t done() const { return done_; }
-  // When the transfer ends unless it makes progress or the shard answers that it is busy, which
-  // move this time.
+  // When the attempt must be broken off unless it makes progress or the shard answers that it is
+  // busy, which move this time. The transfer then ends, unless the aggregator is away.
   absl::Time silent_at() const { return silent_at_; }
   // What the transfer waits for, each time that it has made no progress for a further
   // kReportWaits; otherwise nothing.
@@ -126,6 +130,8 @@ class ShardTransfer {
   absl::Time silent_at_;
   // How long silent_at_ moves while the shard serves others.
   absl::Time busy_until_;
+  // Whether the aggregator was reported as away with the last event.
+  bool away_ = false;
   // The last failed attempt.
   absl::Status last_ = absl::UnavailableError("no answer");
   int damaged_ = 0;

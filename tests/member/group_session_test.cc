@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "member/thread_runtime.h"
@@ -35,6 +36,34 @@ TEST(GroupSessionTest, NudgeConcernsOneRound) {
   session.Deliver(nudge);
   EXPECT_TRUE(session.nudged(3));
   EXPECT_FALSE(session.nudged(4));
+}
+
+v1::CoordinatorMessage AddressOf(uint32_t shard, const std::string& address) {
+  v1::CoordinatorMessage message;
+  v1::ShardAddress& sent = *message.mutable_shard_addresses()->add_shards();
+  sent.set_shard(shard);
+  sent.set_address(address);
+  return message;
+}
+
+// An aggregator that is away may be reachable for ranks at its last address.
+TEST(GroupSessionTest, ShardThatIsAwayKeepsItsAddress) {
+  RecordingOwner owner;
+  v1::Assignment assignment;
+  assignment.add_shards()->set_address("a:1");
+  assignment.add_shards()->set_shard(1);
+  GroupSession session(assignment, owner, ThreadRuntime::Insecure());
+  EXPECT_FALSE(session.ShardIsAway(0));
+  EXPECT_TRUE(session.ShardIsAway(1)) << "it has no address yet";
+  EXPECT_EQ(session.ShardAddress(1), "");
+  session.Deliver(AddressOf(0, ""));
+  session.Deliver(AddressOf(1, "b:1"));
+  EXPECT_TRUE(session.ShardIsAway(0));
+  EXPECT_EQ(session.ShardAddress(0), "a:1");
+  EXPECT_FALSE(session.ShardIsAway(1));
+  session.Deliver(AddressOf(0, "a:2"));
+  EXPECT_FALSE(session.ShardIsAway(0));
+  EXPECT_EQ(session.ShardAddress(0), "a:2");
 }
 
 class GroupSessionTraceTest : public ::testing::Test {

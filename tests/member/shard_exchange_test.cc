@@ -12,11 +12,14 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/digest.h"
 #include "base/rpc/daemon.h"
 #include "model/outer_optimizer.h"
@@ -31,6 +34,8 @@ namespace cadre::testing {
 namespace {
 
 using ::testing::HasSubstr;
+
+constexpr absl::Duration kSilence = absl::Seconds(2);
 
 // One of the run's shards.
 class Shard {
@@ -75,6 +80,11 @@ class Control final : public GroupControl {
   void SetAddress(uint32_t shard, const std::string& address) {
     absl::MutexLock lock(&mutex_);
     addresses_[shard] = address;
+    away_.erase(shard);
+  }
+  void SetAway(uint32_t shard) {
+    absl::MutexLock lock(&mutex_);
+    away_.insert(shard);
   }
   void Request(uint32_t shard, uint32_t round, bool seed) {
     v1::Restage restage;
@@ -122,6 +132,10 @@ class Control final : public GroupControl {
     const auto found = addresses_.find(shard);
     return found == addresses_.end() ? "" : found->second;
   }
+  bool ShardIsAway(uint32_t shard) const override {
+    absl::MutexLock lock(&mutex_);
+    return away_.contains(shard);
+  }
   void HandleRestage(std::function<void(const v1::Restage&)> handler) override {
     handler_ = std::move(handler);
   }
@@ -129,6 +143,7 @@ class Control final : public GroupControl {
  private:
   mutable absl::Mutex mutex_;
   std::map<uint32_t, std::string> addresses_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint32_t> away_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::Restaged> answers_ ABSL_GUARDED_BY(mutex_);
   std::function<void(const v1::Restage&)> handler_;
   std::function<void()> again_;
@@ -143,9 +158,11 @@ struct Rank {
     assignment.mutable_place()->set_generation(1);
     assignment.mutable_place()->set_rank(number);
     assignment.set_lineage(run.lineage);
-    for (uint32_t shard = 0; shard < run.shards; ++shard) assignment.add_shards();
+    for (uint32_t shard = 0; shard < run.shards; ++shard) {
+      assignment.add_shards()->set_name(absl::StrCat("agg-", shard));
+    }
     exchange.emplace(ThreadRuntime::Insecure(), assignment, index, owned, control, cancellation,
-                     progress, ShardExchange::Options{});
+                     progress, ShardExchange::Options{.silence = kSilence});
   }
 
   absl::Status Stage(uint32_t round) {
@@ -213,6 +230,30 @@ class ShardExchangeTest : public ::testing::Test {
   std::array<std::unique_ptr<Shard>, 2> shards_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
+
+// The shard of its own aggregator is away for longer than a silence; the other has the
+// contribution.
+TEST_F(ShardExchangeTest, ExchangeWaitsForAnAggregatorThatIsAway) {
+  Rank& rank = *ranks_[1];
+  shards_[1].reset();
+  rank.control.SetAway(1);
+  Traffic traffic;
+  const absl::Time begin = absl::Now();
+  rank.exchange->BeginStage(1, /*samples=*/100);
+  absl::SleepFor(2 * kSilence);
+  EXPECT_FALSE(rank.exchange->finished());
+  const uint64_t progress = rank.progress.count();
+  Replace(1).Open(0, std::nullopt);
+  EXPECT_EQ(rank.exchange->Finish(&traffic), absl::OkStatus());
+  EXPECT_GT(progress, 0u) << "the coordinator must not take the wait for a stall";
+  EXPECT_GE(absl::Now() - begin, 2 * kSilence);
+}
+
+TEST_F(ShardExchangeTest, SilentAggregatorIsNamed) {
+  shards_[1].reset();
+  EXPECT_THAT(ranks_[1]->Stage(1),
+              IsError(absl::StatusCode::kDeadlineExceeded, "(shard 1 on aggregator agg-1)"));
+}
 
 TEST_F(ShardExchangeTest, PullChangesNothingBeforeAdopt) {
   StageAll(1);

@@ -42,7 +42,7 @@ class ShardTransferTest : public ::testing::Test {
 
   // The action for an event, as text.
   std::string Name(Transfer& transfer, const Transfer::Event& event) {
-    const Transfer::Action action = transfer.Handle(event, now_);
+    const Transfer::Action action = transfer.Handle(event, now_, away_);
     if (const auto* send = std::get_if<Transfer::Send>(&action))
       return absl::StrCat("send ", send->index, ": ", send->begin, "-", send->end);
     if (const auto* wait = std::get_if<Transfer::Wait>(&action)) {
@@ -61,6 +61,7 @@ class ShardTransferTest : public ::testing::Test {
   }
 
   absl::Time now_ = absl::UnixEpoch();
+  bool away_ = false;
   absl::Duration wait_;
   absl::Status status_;
 };
@@ -180,6 +181,53 @@ TEST_F(ShardTransferTest, SilentAttemptEndsTransfer) {
   EXPECT_EQ(transfer.silent_at(), now_ + 10 * kSecond);
   now_ = transfer.silent_at();
   EXPECT_EQ(Fail(transfer, absl::StatusCode::kCancelled), "end DEADLINE_EXCEEDED");
+}
+
+TEST_F(ShardTransferTest, SilenceDoesNotCountWhileTheAggregatorIsAway) {
+  Transfer transfer = Pull();
+  now_ += 9 * kSecond;
+  away_ = true;
+  const absl::Time end = now_ + absl::Minutes(10);
+  while (now_ < end) {
+    ASSERT_EQ(Fail(transfer, absl::StatusCode::kUnavailable, "no route"), "wait");
+    now_ += wait_;
+    ASSERT_EQ(Name(transfer, Transfer::Ready{}), "open");
+  }
+  // It has returned, but does not answer.
+  away_ = false;
+  EXPECT_EQ(Fail(transfer, absl::StatusCode::kUnavailable, "no route"), "wait");
+  EXPECT_EQ(transfer.silent_at(), now_ + 10 * kSecond);
+  now_ += 10 * kSecond;
+  EXPECT_EQ(Name(transfer, Transfer::Ready{}), "end DEADLINE_EXCEEDED");
+}
+
+TEST_F(ShardTransferTest, SilentAttemptIsRepeatedWhileTheAggregatorIsAway) {
+  Transfer transfer = Stage(0);
+  now_ = transfer.silent_at();
+  away_ = true;
+  EXPECT_EQ(Fail(transfer, absl::StatusCode::kCancelled), "wait");
+  EXPECT_EQ(transfer.silent_at(), now_ + 10 * kSecond);
+}
+
+// The aggregator has returned before the driver has noticed that it was silent.
+TEST_F(ShardTransferTest, ReturnBeginsTheSilence) {
+  Transfer transfer = Stage(0);
+  away_ = true;
+  Name(transfer, Transfer::Sent{});
+  now_ += 20 * kSecond;
+  away_ = false;
+  EXPECT_EQ(Fail(transfer, absl::StatusCode::kCancelled), "wait");
+  EXPECT_EQ(transfer.silent_at(), now_ + 10 * kSecond);
+}
+
+TEST_F(ShardTransferTest, TransferGoesOnAlthoughTheAggregatorIsAway) {
+  Transfer transfer = Pull();
+  away_ = true;
+  for (const uint64_t elements : {4, 4, 2}) {
+    now_ += 11 * kSecond;
+    EXPECT_EQ(Name(transfer, Transfer::Received{elements}), "receive");
+  }
+  EXPECT_EQ(Name(transfer, Transfer::Ended{}), "end OK");
 }
 
 TEST_F(ShardTransferTest, ProgressMovesTheEnd) {
