@@ -67,6 +67,10 @@ DEFINE_int32(keep_runs_without_version, cadre::RetentionPolicy().keep_without_ve
              "number of runs that ended without a version whose records are kept, the newest");
 DEFINE_int32(max_live_runs, cadre::CoordinatorOptions().max_live_runs,
              "limit of runs that have not ended; further submissions are refused");
+DEFINE_string(
+    aggregator_patience, "1h",
+    "time for which the groups of a run wait for an aggregator that is away, before their "
+    "generations end; from 1s to 24h");
 DEFINE_uint32(keep_commits, cadre::CoordinatorOptions().keep_commits,
               "number of commit records of each run that are kept, the newest; at least 2");
 
@@ -116,6 +120,7 @@ Loop::Options MakeOptions(const Planning& planning) {
   machine.heartbeat = machine.lease / 4;
   absl::ParseDuration(FLAGS_keep_runs_for, &machine.retention.keep_for);
   absl::ParseDuration(FLAGS_removal_notice, &machine.retention.notice);
+  absl::ParseDuration(FLAGS_aggregator_patience, &machine.aggregator_patience);
   machine.retention.keep_bytes = FLAGS_keep_runs_bytes;
   machine.retention.keep_without_version = FLAGS_keep_runs_without_version;
   machine.max_live_runs = FLAGS_max_live_runs;
@@ -141,6 +146,12 @@ absl::Status CheckFlags() {
   if (FLAGS_lease_ms < 100) return absl::InvalidArgumentError("--lease-ms must be at least 100");
   CADRE_RETURN_IF_ERROR(CheckDuration("--keep-runs-for", FLAGS_keep_runs_for));
   CADRE_RETURN_IF_ERROR(CheckDuration("--removal-notice", FLAGS_removal_notice));
+  CADRE_RETURN_IF_ERROR(CheckDuration("--aggregator-patience", FLAGS_aggregator_patience));
+  absl::Duration patience;
+  absl::ParseDuration(FLAGS_aggregator_patience, &patience);
+  if (patience < absl::Seconds(1) || patience > absl::Hours(24)) {
+    return absl::InvalidArgumentError("--aggregator-patience must be from 1s to 24h");
+  }
   if (FLAGS_keep_runs_without_version < 0) {
     return absl::InvalidArgumentError("--keep-runs-without-version must not be negative");
   }

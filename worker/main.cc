@@ -91,9 +91,11 @@ DEFINE_int32(drain_timeout, 120,
              "120");
 DEFINE_bool(exit_when_done, false,
             "end when the run has ended: with exit code 0 if it was completed, otherwise with 64");
-DEFINE_int32(exchange_silence, 90,
-             "seconds without progress after which an exchange with an aggregator fails; the "
-             "group is then formed again");
+DEFINE_int32(
+    exchange_silence, 90,
+    "seconds without progress after which an exchange with an aggregator fails; the "
+    "group is then formed again. Time in which the coordinator reports that the aggregator "
+    "is away does not count");
 DEFINE_string(probe, "",
               "measure layers instead of training: file of a probe request with the plans to time");
 DEFINE_string(probe_hosts, "",

@@ -153,7 +153,6 @@ std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v
     }
     joined.replaced = members_.Predecessors(hello);
   }
-  joined.address_changed = !joined.known || member->record.address() != hello.address();
   if (!joined.known) member = &AddMember(hello);
   const bool restarted = joined.known && member->record.incarnation() != hello.incarnation();
   Update(*member, hello);

@@ -51,7 +51,6 @@ class Cluster : public Journal {
     Member* member = nullptr;
     // Whether the member was registered before.
     bool known = false;
-    bool address_changed = false;
     // Earlier processes of a restarted worker. The caller removes them before Welcome.
     std::vector<std::string> replaced;
   };

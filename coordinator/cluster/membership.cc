@@ -214,6 +214,11 @@ const Member* Membership::Aggregator(absl::string_view name) const {
   return FirstOf(AggregatorKey(name));
 }
 
+const Member* Membership::ConnectedAggregator(absl::string_view name) const {
+  const Member* const member = Aggregator(name);
+  return member != nullptr && member->connected() ? member : nullptr;
+}
+
 const Member* Membership::FirstOf(const std::string& key) const {
   const auto it = by_key_.find(key);
   return it == by_key_.end() ? nullptr : Find(*it->second.begin());

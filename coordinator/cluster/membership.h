@@ -68,6 +68,8 @@ class Membership {
   Member* ByIncarnation(v1::Role role, absl::string_view incarnation);
   Member* Aggregator(absl::string_view name);
   const Member* Aggregator(absl::string_view name) const;
+  // Null if it has no stream.
+  const Member* ConnectedAggregator(absl::string_view name) const;
   // Disconnected workers of this name and host: earlier processes of a restarted worker.
   std::vector<std::string> Predecessors(const v1::Hello& hello) const;
 

@@ -34,6 +34,8 @@ struct CoordinatorOptions {
   absl::Duration heartbeat = absl::Seconds(2);
   // How long a round waits for a group of which a rank has lost its stream.
   absl::Duration return_grace = absl::Seconds(2);
+  // How long the groups of a run wait for an aggregator that is away before their generations end.
+  absl::Duration aggregator_patience = absl::Hours(1);
   // Maximum number of live runs.
   int max_live_runs = 256;
   // Which runs that have ended are deleted without an order, with their files on the aggregators.

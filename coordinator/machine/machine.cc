@@ -323,22 +323,20 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   for (const std::string& id : joined->replaced) {
     Drop(id, "was restarted as a new process", v1::FAILURE_CAUSE_LEASE);
   }
-  if (!member.worker()) OnAggregatorLost(member);
   cluster_.Welcome(member, connection);
+  // With its former stream.
+  if (!member.worker()) OnAggregatorLost(member);
   if (member.record.has_reservation()) reserved_ranks_.OnJoined(member, joined->known);
   if (!member.worker()) {
-    OnAggregatorJoined(member, hello, joined->address_changed);
+    OnAggregatorJoined(member, hello);
   } else if (joined->known) {
     OnWorkerRejoined(member, hello);
   }
 }
 
-void Machine::OnAggregatorJoined(const Member& member, const v1::Hello& hello,
-                                 bool address_changed) {
+void Machine::OnAggregatorJoined(const Member& member, const v1::Hello& hello) {
   stored_.OnJoined(member, hello);
-  for (auto& [number, run] : runs_.all()) {
-    run.OnAggregatorJoined(member, address_changed);
-  }
+  for (auto& [number, run] : runs_.all()) run.OnAggregatorJoined(member);
 }
 
 void Machine::OnWorkerRejoined(const Member& member, const v1::Hello& hello) {

@@ -127,7 +127,7 @@ class Machine {
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
   void OnRunWarning(const Member& member, const v1::RunWarning& warning);
   void OnHello(ConnectionId connection, const v1::Hello& hello);
-  void OnAggregatorJoined(const Member& member, const v1::Hello& hello, bool address_changed);
+  void OnAggregatorJoined(const Member& member, const v1::Hello& hello);
   // The same process was registered before.
   void OnWorkerRejoined(const Member& member, const v1::Hello& hello);
   void OnGoodbye(const Member& member, const v1::Goodbye& goodbye);

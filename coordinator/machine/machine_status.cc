@@ -301,8 +301,8 @@ absl::StatusOr<v1::LocateReply> Machine::Locate(const v1::LocateRequest& request
   for (const std::string& name : record.shards()) {
     v1::LocateReply::Shard& shard = *reply.add_shards();
     shard.set_aggregator(name);
-    const Member* const member = cluster_.members().Aggregator(name);
-    if (member != nullptr && member->connected()) shard.set_address(member->record.address());
+    const Member* const member = cluster_.members().ConnectedAggregator(name);
+    if (member != nullptr) shard.set_address(member->record.address());
   }
   return reply;
 }

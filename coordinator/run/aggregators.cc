@@ -12,7 +12,8 @@
 //   other digest                      the data is corrupt
 //
 // If acknowledged data is lost or corrupt, the shard is lost, and is restored from the workers
-// (aggregators_restore.cc). A disconnected aggregator only delays the run.
+// (aggregators_restore.cc). A disconnected aggregator only delays the run: the ranks of its groups
+// are told, and wait for CoordinatorOptions::aggregator_patience without ending their generations.
 //
 // OpenRun also carries the lowest accepted generation of each group and its key, so an aggregator
 // that was disconnected has the newest fences before it accepts data. While it is connected, Fence
@@ -40,15 +41,11 @@ void Aggregators::OpenAll() {
   for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
 }
 
-void Aggregators::OnJoined(const Member& member, bool address_changed) {
+void Aggregators::OnJoined(const Member& member) {
   for (int shard = 0; shard < shards_.size(); ++shard) {
-    if (!shards_.Owns(member.record.name(), shard)) continue;
-    SendOpenRun(shard);
-    if (!address_changed) continue;
-    for (const Slot& slot : run_.slots()) {
-      for (const std::string& rank : slot.record().members()) SendAddresses(rank);
-    }
+    if (shards_.Owns(member.record.name(), shard)) SendOpenRun(shard);
   }
+  directory_.OnJoined(member.record.name());
 }
 
 bool Aggregators::IsOfShard(const Member& member, const v1::RunOpened& opened) const {
@@ -239,27 +236,6 @@ void Aggregators::RequestReport(const Member& aggregator) const {
   v1::CoordinatorMessage message;
   message.mutable_report_run()->set_run(run_.id());
   cluster_.SendTo(aggregator.id(), message);
-}
-
-void Aggregators::SendAddresses(absl::string_view member_id) const {
-  v1::CoordinatorMessage message;
-  message.mutable_shard_addresses()->set_run(run_.id());
-  for (const v1::ShardAddress& address : Addresses()) {
-    *message.mutable_shard_addresses()->add_shards() = address;
-  }
-  cluster_.SendTo(member_id, message);
-}
-
-std::vector<v1::ShardAddress> Aggregators::Addresses() const {
-  std::vector<v1::ShardAddress> addresses;
-  for (int shard = 0; shard < record_.shards_size(); ++shard) {
-    v1::ShardAddress& address = addresses.emplace_back();
-    address.set_shard(shard);
-    address.set_name(record_.shards(shard));
-    const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
-    if (member != nullptr) address.set_address(member->record.address());
-  }
-  return addresses;
 }
 
 }  // namespace cadre

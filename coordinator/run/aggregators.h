@@ -20,6 +20,7 @@
 #include "coordinator/run/copy_orders.h"
 #include "coordinator/run/run_rounds.h"
 #include "coordinator/run/shard_choice.h"
+#include "coordinator/run/shard_directory.h"
 #include "coordinator/run/shard_restore.h"
 #include "coordinator/run/shards.h"
 #include "coordinator/run/slot.h"
@@ -43,7 +44,8 @@ class Aggregators {
         cluster_(cluster),
         shards_(stored.record()),
         choice_(run, stored, shards_, cluster),
-        copies_(run, stored.record(), cluster) {}
+        copies_(run, stored.record(), cluster),
+        directory_(run, stored.record(), shards_, cluster) {}
 
   const Shards& shards() const { return shards_; }
   // The copies of the shards on other aggregators.
@@ -51,19 +53,19 @@ class Aggregators {
   CopyOrders& copies() { return copies_; }
   // Requires: the slot has a generation.
   std::string KeyOf(const Slot& slot) const { return cluster_.KeyOf(slot.record().generation()); }
-  // The addresses of all shards, since the number of shards decides what each of them stores.
-  std::vector<v1::ShardAddress> Addresses() const;
-  void SendAddresses(absl::string_view member_id) const;
+  // What the groups know of the aggregators.
+  const ShardDirectory& directory() const { return directory_; }
 
   // The choice of the aggregators; OpenAll must follow.
   ShardChoice& choice() { return choice_; }
   const ShardChoice& choice() const { return choice_; }
   void OpenAll();
-  void OnJoined(const Member& member, bool address_changed);
-  // The stream of the aggregator has ended, or its lease.
-  void OnLost(absl::string_view name) {
+  void OnJoined(const Member& member);
+  // A stream of the aggregator has ended, or its lease.
+  void OnLost(const std::string& name) {
     shards_.Close(name);
     copies_.Close(name);
+    directory_.OnLost(name);
   }
   // Whether the answer is that of a shard of this run.
   bool IsOfShard(const Member& member, const v1::RunOpened& opened) const;
@@ -140,6 +142,7 @@ class Aggregators {
   Shards shards_;
   ShardChoice choice_;
   CopyOrders copies_;
+  ShardDirectory directory_;
   // Groups whose lowest accepted generation has changed in this event. They may have been removed.
   std::map<uint32_t, uint32_t> fences_;
 };

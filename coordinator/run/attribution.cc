@@ -189,7 +189,10 @@ bool Attribution::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbe
     // Its thread hangs while it waits: it does not react to an answer, or to a new assignment.
     activity = slot.started() ? v1::ACTIVITY_TRAINING : v1::ACTIVITY_PREPARING;
   }
-  if (rank == 0) slot.reported = true;
+  if (rank == 0) {
+    slot.reported = true;
+    slot.exchanges = here && heartbeat.activity() == v1::ACTIVITY_EXCHANGING;
+  }
   if (!slot.watch.has_value()) {
     slot.watch.emplace(options_.heartbeat,
                        slot.own_loop() ? std::optional(MaxPause(spec())) : std::nullopt);

@@ -219,8 +219,8 @@ void Run::OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed) 
   }
 }
 
-void Run::OnAggregatorJoined(const Member& member, bool address_changed) {
-  if (active()) aggregators_.OnJoined(member, address_changed);
+void Run::OnAggregatorJoined(const Member& member) {
+  if (active()) aggregators_.OnJoined(member);
   if (behind()) aggregators_.RequestReport(member);
 }
 
@@ -363,6 +363,7 @@ bool Run::Form(std::vector<std::string>& idle) {
 }
 
 void Run::Advance() {
+  groups_.EndPatience();
   attribution_.JudgeReports();
   if (const auto lost = aggregators_.Restore()) parking_.Park(*lost);
   aggregators_.copies().Send();
@@ -404,6 +405,7 @@ absl::Time Run::NextDeadline() const {
     if (when > cluster_.now()) next = std::min(next, when);
   };
   for (const FailureReports& reports : attribution_.reports()) consider(reports.until());
+  consider(groups_.PatientUntil());
   for (const uint32_t group : slots_.waiting()) {
     consider(ShrinksAt(*this, slots_[group]));
     consider(slots_[group].blocked_until());

@@ -105,7 +105,7 @@ class Run final : public RunWithStatus {
   StoredRun& stored() { return stored_; }
   // An aggregator has not carried out an order for this run.
   void OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed);
-  void OnAggregatorJoined(const Member& member, bool address_changed);
+  void OnAggregatorJoined(const Member& member);
   // The stream of the aggregator has ended, or its lease.
   void OnAggregatorLost(const std::string& name);
   // The record is older than the values, which have this version: ends the groups, and requests

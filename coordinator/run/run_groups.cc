@@ -239,7 +239,7 @@ void RunGroups::SendAssignment(const Slot& slot, uint32_t rank) {
     assignment.add_peers(peer == nullptr ? "" : peer->record.address());
   }
   assignment.set_key(aggregators_.KeyOf(slot));
-  for (const v1::ShardAddress& address : aggregators_.Addresses()) {
+  for (const v1::ShardAddress& address : aggregators_.directory().Addresses()) {
     *assignment.add_shards() = address;
   }
   cluster_.SendTo(slot.record().members(rank), message);
@@ -368,10 +368,10 @@ void RunGroups::OnRejoined(const Member& member, bool agrees) {
   const uint32_t rank = member.place->rank();
   if (slot.preparing()) {
     SendAssignment(slot, rank);
-    if (run_.averages()) aggregators_.SendAddresses(member.id());
+    if (run_.averages()) aggregators_.directory().Send(member.id());
   } else if (agrees) {
     if (rank > 0 || !HasObsoleteStart(slot)) SendStart(slot, rank);
-    if (run_.averages()) aggregators_.SendAddresses(member.id());
+    if (run_.averages()) aggregators_.directory().Send(member.id());
     if (rank == 0) {
       slot.nudged_round = 0;
       slot.reported = false;
@@ -475,6 +475,19 @@ void RunGroups::FenceAll(absl::string_view reason) {
   for (Slot& slot : slots_) {
     if (!slot.waiting()) Fence(slot, reason, kReleased);
   }
+}
+
+absl::Time RunGroups::PatientUntil() const {
+  const auto away = aggregators_.directory().FindAway();
+  return away ? away->since + options_.aggregator_patience : absl::InfiniteFuture();
+}
+
+void RunGroups::EndPatience() {
+  if (slots_.waiting().size() == slots_.size() || cluster_.now() < PatientUntil()) return;
+  cluster_.Count("aggregator_waits_ended");
+  FenceAll(absl::StrCat("aggregator ", aggregators_.directory().FindAway()->name,
+                        " has been away for ", absl::FormatDuration(options_.aggregator_patience),
+                        " (--aggregator-patience of the coordinator)"));
 }
 
 void RunGroups::Disband(absl::string_view reason) {

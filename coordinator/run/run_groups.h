@@ -92,6 +92,11 @@ class RunGroups {
   void FenceAll(absl::string_view reason);
   // Ends the generation as planned; the next one has the same members, if they stay connected.
   void FormAgain(Slot& slot, absl::string_view reason);
+  // Ends all generations if an aggregator has been away for too long. Others are formed when it has
+  // returned.
+  void EndPatience();
+  // When EndPatience has to be called; InfiniteFuture: all aggregators are connected.
+  absl::Time PatientUntil() const;
   // Releases all members and clears all slots.
   void Disband(absl::string_view reason);
 

@@ -230,16 +230,26 @@ v1::GroupStatus RunWithStatus::StatusOf(const Slot& slot, bool details) const {
   if (slot.progress.has_metrics()) *status.mutable_metrics() = slot.progress.metrics();
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());
-  status.set_reason(record.reason());
+  FillReason(slot, status);
+  if (details) *status.mutable_plan() = slot.plan();
+  status.set_step_seconds(slot.progress.step_seconds());
+  status.set_exposed_seconds(slot.progress.exposed_seconds());
+  FillPrediction(slot, status);
+  return status;
+}
+
+// Requires: `status` has the state.
+void RunWithStatus::FillReason(const Slot& slot, v1::GroupStatus& status) const {
+  status.set_reason(slot.record().reason());
   FillScreening(this->record(), status);
   if (LeavesOut(slot.group())) {
     status.set_reason("left out of the run since a rollback, until the run is scaled");
   }
   if (slot.waiting() && slot.blocked_until() > cluster_.now()) {
     status.set_reason(absl::StrCat(
-        record.failed().failures(), " failures without a commit; next attempt in ",
+        slot.record().failed().failures(), " failures without a commit; next attempt in ",
         absl::FormatDuration(absl::Ceil(slot.blocked_until() - cluster_.now(), absl::Seconds(1))),
-        "; last failure: ", record.failed().reason()));
+        "; last failure: ", slot.record().failed().reason()));
   }
   if (slot.waiting()) {
     const std::string incomplete = IncompletePrograms();
@@ -252,11 +262,10 @@ v1::GroupStatus RunWithStatus::StatusOf(const Slot& slot, bool details) const {
         status.reason(), absl::StrCat("begins after round ", round().round(),
                                       ", which has a contribution of this group already")));
   }
-  if (details) *status.mutable_plan() = slot.plan();
-  status.set_step_seconds(slot.progress.step_seconds());
-  status.set_exposed_seconds(slot.progress.exposed_seconds());
-  FillPrediction(slot, status);
-  return status;
+  if (slot.exchanges || status.state() == v1::GROUP_STATE_AT_BOUNDARY) {
+    const std::string away = AwayReason();
+    if (!away.empty()) status.set_reason(AfterReason(status.reason(), away));
+  }
 }
 
 void RunWithStatus::FillVersions(v1::RunStatus& status) const {
@@ -317,8 +326,18 @@ void RunWithStatus::FillShards(const Member& aggregator, v1::AggregatorStatus& s
 }
 
 std::string RunWithStatus::WaitReason() const {
+  if (const std::string away = AwayReason(); !behind() && !away.empty()) return away;
   const std::optional<std::string> reason = WaitReasonBesideWorkers();
   return reason.has_value() ? *reason : MissingWorkers();
+}
+
+std::string RunWithStatus::AwayReason() const {
+  const auto away = parts_.aggregators.directory().FindAway();
+  if (!away) return "";
+  const absl::Duration time = cluster_.now() - away->since;
+  return absl::StrCat("waiting for aggregator ", away->name, ", away for ",
+                      absl::FormatDuration(absl::Trunc(time, absl::Seconds(1))), " (limit ",
+                      absl::FormatDuration(options_.aggregator_patience), ")");
 }
 
 // Returns the first reason that applies, in the order in which a run needs its members.
@@ -327,11 +346,8 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     return absl::StrCat("its record is older than the values of its aggregators, and is rebuilt: ",
                         parts_.stale.problem());
   }
-  for (const std::string& name : record().shards()) {
-    const Member* const member = cluster_.members().Aggregator(name);
-    if (member == nullptr || !member->connected()) {
-      return absl::StrCat("waiting for aggregator ", name);
-    }
+  if (const auto away = parts_.aggregators.directory().FindAway()) {
+    return absl::StrCat("waiting for aggregator ", away->name);
   }
   for (const std::string& name : record().shards()) {
     const Member& aggregator = *cluster_.members().Aggregator(name);

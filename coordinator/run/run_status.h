@@ -77,6 +77,9 @@ class RunWithStatus : public RunView {
  private:
   // nullopt: only workers are missing.
   std::optional<std::string> WaitReasonBesideWorkers() const;
+  // Names the aggregator that is away, since when, and for how long groups wait for it; empty if
+  // none is.
+  std::string AwayReason() const;
   std::string MissingWorkers() const;
   // Programs for this run that lack ranks; empty if there are none.
   std::string IncompletePrograms() const;
@@ -90,6 +93,8 @@ class RunWithStatus : public RunView {
   // Why the round waits: for a rollback, or for groups that load a version. Empty if it does not.
   std::string RoundReason() const;
   void FillVersions(v1::RunStatus& status) const;
+  // Fills what a group waits for, or why its last generation has ended.
+  void FillReason(const Slot& slot, v1::GroupStatus& status) const;
   // Fills what concerns the deletion of a run that has ended.
   void FillRemoval(v1::RunStatus& status) const;
 

@@ -205,6 +205,7 @@ bool Slot::CountVersion(uint32_t adopted) {
 
 // Everything that belongs to one generation and is not in the record.
 void Slot::ResetProgress() {
+  exchanges = false;
   claimed_seconds_ = 0;
   prepared_.clear();
   progress.Clear();

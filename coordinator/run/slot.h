@@ -119,6 +119,8 @@ class Slot {
   // Whether rank 0 has sent a heartbeat since it last connected, so that its repeated reports are
   // likely to have arrived.
   bool reported = true;
+  // Whether rank 0 exchanges values with the shards, by its last heartbeat.
+  bool exchanges = false;
   // Newest round for which it was nudged.
   uint32_t nudged_round = 0;
   // Newest contributed round that is not answered yet; 0: none.

@@ -121,14 +121,32 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
 // Series exist from the start, so that the first event counts as an increase.
 void CollectCounters(const Machine& machine, Metrics& metrics) {
   std::map<std::string, uint64_t> counters;
-  for (const char* name :
-       {"groups_failed",     "groups_formed",        "groups_grown",     "groups_left_out",
-        "groups_nudged",     "groups_replanned",     "groups_stalled",   "implausible_generations",
-        "leases_lost",       "limits_reached",       "rounds_committed", "runs_adopted",
-        "runs_behind",       "runs_brought_forward", "runs_deleted",     "runs_done",
-        "rollbacks_ordered", "runs_failed",          "runs_parked",      "runs_stopped",
-        "runs_submitted",    "shards_copied",        "shards_lost",      "shards_restored",
-        "warnings"}) {
+  for (const char* name : {"aggregator_waits_ended",
+                           "groups_failed",
+                           "groups_formed",
+                           "groups_grown",
+                           "groups_left_out",
+                           "groups_nudged",
+                           "groups_replanned",
+                           "groups_stalled",
+                           "implausible_generations",
+                           "leases_lost",
+                           "limits_reached",
+                           "rounds_committed",
+                           "runs_adopted",
+                           "runs_behind",
+                           "runs_brought_forward",
+                           "runs_deleted",
+                           "runs_done",
+                           "rollbacks_ordered",
+                           "runs_failed",
+                           "runs_parked",
+                           "runs_stopped",
+                           "runs_submitted",
+                           "shards_copied",
+                           "shards_lost",
+                           "shards_restored",
+                           "warnings"}) {
     counters[name] = 0;
   }
   for (int value = v1::Refusal_MIN + 1; value <= v1::Refusal_MAX; ++value) {

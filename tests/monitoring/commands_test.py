@@ -219,8 +219,13 @@ class CommandsTest(unittest.TestCase):
             self.assertEqual(self.call("wait", run, "--for", "version=1", "--timeout", "60s", **address)[0], 0)
             cluster.processes["aggregator-1"].terminate()
             cluster.processes["aggregator-1"].wait(timeout=20)
-            problem = f"run {run}: waiting for aggregator aggregator-1\n"
-            wait_for(lambda: self.call("health", **address) == (1, problem, ""), "healthy without its aggregator")
+            problem = f"run {run}: waiting for aggregator aggregator-1, away for "
+
+            def unhealthy():
+                code, out, err = self.call("health", **address)
+                return code == 1 and out.startswith(problem) and out.count("\n") == 1 and not err
+
+            wait_for(unhealthy, "healthy without its aggregator")
             metrics = get(cluster.metrics["coordinator"], "/metrics")[2].decode()
             self.assertIn('\ncadre_aggregators{state="away"} 1\n', metrics)
             cluster.start_aggregator("aggregator-1")

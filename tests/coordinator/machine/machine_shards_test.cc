@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/protocol.h"
@@ -14,7 +15,11 @@ namespace cadre::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+using ::testing::StartsWith;
 
 class MachineShardsTest : public MachineTest {
  protected:
@@ -30,15 +35,68 @@ class MachineShardsTest : public MachineTest {
 
 TEST_F(MachineShardsTest, WaitsForDisconnectedAggregator) {
   const std::string run = Begin();
+  const uint32_t generation = cluster_.Group(run, 0).generation();
   cluster_.Kill(agg(1));
   Train(run);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
-  EXPECT_EQ(ReasonOf(run), "waiting for aggregator agg-1");
+  EXPECT_THAT(ReasonOf(run), StartsWith("waiting for aggregator agg-1, away for "));
   cluster_.Run(absl::Minutes(10));
-  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << "the wait has no limit";
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
+  EXPECT_THAT(ReasonOf(run), MatchesRegex("waiting for aggregator agg-1, away for 10m[0-9]+s "
+                                          "\\(limit 1h\\)"));
+  EXPECT_EQ(cluster_.Group(run, 0).reason(), ReasonOf(run)) << "it has contributed";
   cluster_.Restart(agg(1));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "Apply is sent again";
   EXPECT_EQ(ReasonOf(run), "");
+  EXPECT_EQ(cluster_.Group(run, 0).reason(), "");
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation);
+}
+
+// The rank is told when the aggregator goes away and when it returns, at whatever address.
+TEST_F(MachineShardsTest, GroupsKnowThatAnAggregatorIsAway) {
+  const std::string run = Begin();
+  FakeWorker& worker = cluster_.workers()[0];
+  const auto addresses = [&] {
+    std::vector<std::string> texts;
+    for (const v1::CoordinatorMessage& message : worker.received) {
+      for (const v1::ShardAddress& shard : message.shard_addresses().shards()) {
+        texts.push_back(absl::StrCat(shard.name(), " ", shard.address()));
+      }
+    }
+    worker.received.clear();
+    return texts;
+  };
+  worker.received.clear();
+  const std::string first = absl::StrCat("agg-0 ", agg(0).address);
+  cluster_.Kill(agg(1));
+  EXPECT_THAT(addresses(), ElementsAre(first, "agg-1 "));
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_THAT(addresses(), IsEmpty()) << "the end of its lease changes nothing";
+  cluster_.Restart(agg(1));
+  EXPECT_THAT(addresses(), ElementsAre(first, absl::StrCat("agg-1 ", agg(1).address)));
+  // A worker that joins again meanwhile.
+  cluster_.Kill(agg(1));
+  worker.received.clear();
+  cluster_.Connect(worker);
+  EXPECT_THAT(addresses(), ElementsAre(first, "agg-1 "));
+}
+
+TEST_F(MachineShardsTest, PatienceWithAnAggregatorHasALimit) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(1));
+  cluster_.Run(absl::Minutes(59));
+  EXPECT_NE(cluster_.Group(run, 0).generation(), 0u);
+  cluster_.Run(absl::Minutes(2));
+  const v1::GroupStatus group = cluster_.Group(run, 0);
+  EXPECT_EQ(group.generation(), 0u);
+  EXPECT_EQ(group.reason(),
+            "aggregator agg-1 has been away for 1h (--aggregator-patience of the coordinator)");
+  EXPECT_THAT(ReasonOf(run), MatchesRegex("waiting for aggregator agg-1, away for 1h1m.*"));
+  EXPECT_EQ(cluster_.Counter("groups_formed"), 1u);
+  cluster_.Restart(agg(1));
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_NE(cluster_.Group(run, 0).generation(), 0u);
+  EXPECT_EQ(cluster_.Counter("groups_formed"), 2u);
 }
 
 v1::Heartbeat DelayOf(const std::string& run, const std::string& order, const std::string& reason,
