@@ -116,14 +116,11 @@ void RunVersions::OnLoaded(uint32_t group, uint32_t version) {
   if (load != loading.end() && version >= load->second) loading.erase(load);
 }
 
-void RunVersions::EndLoading(uint32_t group) {
-  if (record_.mutable_loading()->erase(group) > 0) stored_.Save();
-}
-
 // A group that has been away for too long, or has stopped, is not awaited, and keeps no version.
 std::map<uint32_t, uint32_t> RunVersions::Loads(const Round::Away& away) const {
   std::map<uint32_t, uint32_t> loads(record_.loading().begin(), record_.loading().end());
   std::erase_if(loads, [&](const auto& load) {
+    if (!run_.slots().started().contains(load.first)) return true;
     const auto found = away.find(load.first);
     const auto& watch = run_.slots()[load.first].watch;
     return (found != away.end() && found->second <= cluster_.now()) ||

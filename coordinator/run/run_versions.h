@@ -60,9 +60,9 @@ class RunVersions {
   bool SetLoading(uint32_t group, uint32_t version);
   // The group has this version. Not stored: it repeats this after a restart of the coordinator.
   void OnLoaded(uint32_t group, uint32_t version);
-  // The group has ended. Stored.
-  void EndLoading(uint32_t group);
-  // All groups have ended. The caller saves the record.
+  // The group has ended, or all have. Not stored either: a stored order of a group that is not
+  // started has no effect.
+  void EndLoading(uint32_t group) { record_.mutable_loading()->erase(group); }
   void EndLoading() { record_.clear_loading(); }
   // Those that the next commit would discard, by group.
   std::map<uint32_t, uint32_t> LoadsThatEnd(const Round::Away& away) const;

@@ -307,6 +307,22 @@ TEST_F(MachineRoundTest, VersionThatAGroupLoadsIsKeptAfterARestart) {
   EXPECT_FALSE(cluster_.aggregators()[0].shards.at(run).digests.contains(0));
 }
 
+TEST_F(MachineRoundTest, VersionIsNotKeptForAGroupThatHasEndedBeforeARestart) {
+  const std::string run = Begin(2, WithQuorum(1));
+  for (const uint32_t group : {0, 1}) Train(run, group);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1U);
+  cluster_.Kill(cluster_.Lead(run, 1));
+  cluster_.Run(absl::Seconds(15));
+  ASSERT_EQ(StateOf(run, 1), v1::GROUP_STATE_WAITING);
+  cluster_.RestartCoordinator();
+  for (uint32_t round = 2; round <= 4; ++round) {
+    Train(run, 0);
+    cluster_.Run(absl::Seconds(2));
+    ASSERT_EQ(cluster_.RunStatus(run).version(), round);
+  }
+  EXPECT_FALSE(cluster_.aggregators()[0].shards.at(run).digests.contains(1));
+}
+
 // Two such versions are kept. A third one is lost, but the group has the grace window to load it.
 TEST_F(MachineRoundTest, GroupThatLoadsHoldsARoundForTheGraceWindow) {
   v1::RunSpec spec = WithQuorum(1);

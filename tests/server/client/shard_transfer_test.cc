@@ -17,7 +17,7 @@ using Transfer = ShardTransfer;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kSecond = absl::Seconds(1);
-constexpr absl::Duration kMaxBusy = 60 * kSecond;
+constexpr absl::Duration kMaxBusy = absl::Seconds(60);
 
 // A transfer of 10 elements in chunks of 4, which is silent after 10 seconds, and busy for at most
 // a minute.
