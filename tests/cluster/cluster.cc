@@ -136,7 +136,9 @@ absl::StatusOr<std::string> Cluster::StartCoordinatorAt(const std::string& name,
       Start(name, "cadre-coordinator", Role::kCoordinator,
             {absl::StrCat("--listen=", listen), absl::StrCat("--store=", store),
              absl::StrCat("--port-file=", port_file), "--keep-commits=1000000",
-             absl::StrCat("--lease-ms=", absl::ToInt64Milliseconds(options_.lease))}));
+             absl::StrCat("--lease-ms=", absl::ToInt64Milliseconds(options_.lease)),
+             absl::StrCat("--aggregator-patience=",
+                          absl::FormatDuration(options_.aggregator_patience))}));
   const absl::Time deadline = absl::Now() + kStartLimit;
   while (absl::Now() < deadline) {
     if (const absl::StatusOr<std::string> port = ReadFile(port_file); port.ok()) {
@@ -167,7 +169,9 @@ absl::Status Cluster::StartWorker(const std::string& name) {
   return Start(
       name, "cadre-worker", Role::kWorker,
       {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
-       absl::StrCat("--name=", name), "--threads=1", "--data-root=/", "--checkpoint-root=/"});
+       absl::StrCat("--name=", name),
+       absl::StrCat("--exchange-silence=", absl::ToInt64Seconds(options_.exchange_silence)),
+       "--threads=1", "--data-root=/", "--checkpoint-root=/"});
 }
 
 absl::Status Cluster::StartAll(int aggregators, int workers) {

@@ -43,6 +43,10 @@ class Cluster {
     absl::Duration lease = absl::Seconds(2);
     // Age limit of TLS connections to the coordinator and the aggregators.
     absl::Duration connection_age = absl::Hours(1);
+    // Time without progress after which a worker's exchange with a shard ends.
+    absl::Duration exchange_silence = absl::Seconds(90);
+    // How long groups wait for an aggregator that is away.
+    absl::Duration aggregator_patience = absl::Hours(1);
     // Whether aggregators keep what 'cadre replay' requires.
     bool archive = false;
   };

@@ -75,6 +75,7 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
     case FaultKind::kKillAggregator:
     case FaultKind::kLoseAggregator:
     case FaultKind::kMoveAggregator:
+    case FaultKind::kAbsentAggregator:
       return EndAggregator(fault);
     case FaultKind::kLoseFolder:
       return aggregators_[fault.subject]->LoseFolder();

@@ -62,6 +62,8 @@ const Kind kKinds[] = {
      absl::Seconds(30)},
     {FaultKind::kMoveAggregator, "crashes and moves", 0, 6, Subject::kAggregator, kShort,
      absl::Seconds(30)},
+    {FaultKind::kAbsentAggregator, "crashes and stays away", 0, 6, Subject::kAggregator,
+     absl::Seconds(40), absl::Minutes(3)},
     {FaultKind::kLoseFolder, "loses its folder", 0, 5, Subject::kAggregator},
     {FaultKind::kRollBack, "returns to its disk of now", 0, 4, Subject::kAggregator,
      absl::Seconds(2), absl::Seconds(60)},

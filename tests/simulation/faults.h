@@ -53,10 +53,12 @@ enum class FaultKind {
   kKillWorker,
   kLoseWorker,
   kLeave,
-  // The same for an aggregator; one that moves returns at another address.
+  // The same for an aggregator; one that moves returns at another address, one that is absent is
+  // away for longer than the silence that ends an exchange.
   kKillAggregator,
   kLoseAggregator,
   kMoveAggregator,
+  kAbsentAggregator,
   // An aggregator's folder is removed; its host returns with a backup of the beginning of the
   // fault; a bit of one of its files changes; it and the next aggregator are started with each
   // other's disk, and later with their own.

@@ -213,10 +213,17 @@ bool Liveness::IsHealthy(const v1::RunRecord& run) const {
 }
 
 bool Liveness::AreShardsHealthy(const std::string& run) const {
+  return AreShardsHealthyOrAway(run) &&
+         std::all_of(aggregators_.begin(), aggregators_.end(),
+                     [](const auto& aggregator) { return aggregator->joined(); });
+}
+
+bool Liveness::AreShardsHealthyOrAway(const std::string& run) const {
   if (!coordinator().up() || coordinator().stalled()) return false;
   return std::all_of(aggregators_.begin(), aggregators_.end(), [&](const auto& aggregator) {
-    return aggregator->joined() && IsHealthyHost(aggregator->name()) &&
-           world_.hosts[aggregator->name()].SlowUntil(run) <= world_.timeline.now();
+    return !aggregator->joined() ||
+           (IsHealthyHost(aggregator->name()) &&
+            world_.hosts[aggregator->name()].SlowUntil(run) <= world_.timeline.now());
   });
 }
 
@@ -268,9 +275,16 @@ void Liveness::CheckGroup(const v1::RunRecord& run, uint32_t slot) {
     world_.Violate("generation ", healthy.generation, " of ", run.run(), " was ended (",
                    group.reason(), "), although nothing was wrong with it");
   }
-  const bool still_healthy =
-      healthy.generation == group.generation() && AreShardsHealthy(run.run()) && IsHealthy(group);
-  if (!still_healthy) healthy = {group.generation(), now};
+  const bool silent = absl::StrContains(group.reason(), "did not answer in time");
+  if (healthy.generation != 0 && healthy.generation != group.generation() && silent &&
+      now - healthy.since_but_away > kMaxSilence + world_.exchange_silence) {
+    world_.Violate("generation ", healthy.generation, " of ", run.run(), " was ended (",
+                   group.reason(), "), although nothing was wrong but aggregators that were away");
+  }
+  const bool well = healthy.generation == group.generation() && IsHealthy(group);
+  if (!well || !AreShardsHealthyOrAway(run.run())) healthy.since_but_away = now;
+  if (!well || !AreShardsHealthy(run.run())) healthy.since = now;
+  healthy.generation = group.generation();
 }
 
 }  // namespace cadre::simulation

@@ -5,6 +5,8 @@
 //     all of them.
 //   - A worker with which nothing is wrong does not lose its registration.
 //   - A group with which nothing is wrong is not ended because it makes no progress.
+//   - A group is not ended because a shard does not answer, if nothing has been wrong with it and
+//     with the aggregators but that some of them are away.
 //   - A group that has started while others trained makes them wait for one step: when they wait
 //     for its contribution only, it does not train until its boundary. (Not judged with a quorum,
 //     where a round does not wait, and after a restart of the coordinator.)
@@ -69,6 +71,8 @@ class Liveness {
   bool IsHealthy(const v1::RunRecord& run) const;
   // Whether no aggregator takes time for an order of the run, and nothing is wrong with any.
   bool AreShardsHealthy(const std::string& run) const;
+  // The same, except that aggregators may be away.
+  bool AreShardsHealthyOrAway(const std::string& run) const;
   bool IsHealthy(const v1::GroupRecord& group) const;
   bool IsHealthyHost(const std::string& host) const;
 
@@ -89,8 +93,9 @@ class Liveness {
   int changes_ = 0;
   struct Healthy {
     uint32_t generation = 0;
-    // Nothing has been wrong with it since then.
+    // Nothing has been wrong with it since then; at most that aggregators were away.
     absl::Time since;
+    absl::Time since_but_away;
   };
   // By key of their record.
   std::map<std::string, Healthy> groups_;

@@ -67,12 +67,21 @@ absl::Status SimulatedShardClient::Run(Call& call, const Execute& execute) {
   ShardTransfer& transfer = call.transfer;
   const std::stop_callback wake(call.stop, [this] { threads_.Wake(); });
   ShardTransfer::Event event = ShardTransfer::Ready{};
+  absl::Time away_since = absl::InfiniteFuture();
+  bool outlasts = false;
   while (true) {
     if (Stopped(call.stop)) return absl::CancelledError("the call was cancelled");
     const absl::Time silent_at = transfer.silent_at();
-    const ShardTransfer::Action action = transfer.Handle(event, world_.timeline.now());
+    const absl::Time now = world_.timeline.now();
+    const bool away = options_.away && options_.away() && world_.plant != Plant::kIgnoreAbsence;
+    const ShardTransfer::Action action = transfer.Handle(event, now, away);
     if (transfer.silent_at() != silent_at && options_.on_progress) options_.on_progress();
-    if (const auto* end = std::get_if<ShardTransfer::End>(&action)) return end->status;
+    away_since = away ? std::min(away_since, now) : absl::InfiniteFuture();
+    outlasts = outlasts || now - away_since > options_.transfer.silence;
+    if (const auto* end = std::get_if<ShardTransfer::End>(&action)) {
+      if (end->status.ok() && outlasts) world_.Count("absences_outlasted");
+      return end->status;
+    }
     if (const auto* wait = std::get_if<ShardTransfer::Wait>(&action)) {
       threads_.Await([&] { return Stopped(call.stop); }, world_.timeline.now() + wait->time);
       event = ShardTransfer::Ready{};

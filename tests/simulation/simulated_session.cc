@@ -39,6 +39,7 @@ TrainerOutcome SimulatedSession::Train() {
   options.states = &context_.states;
   options.residuals = &context_.residuals;
   options.progress = &context_.progress;
+  options.exchange_silence = context_.bulk.world.exchange_silence;
   options.connect = [this](const v1::Assignment&) {
     return links_->Connect(place().rank(), world_.hosts[context_.host], threads_,
                            GroupMember::kConnectTimeout, [this] { return cancelled(); });

@@ -43,9 +43,11 @@ struct MinCount {
 
 // What the seeds must cause together.
 constexpr MinCount kMinCounts[] = {
+    {"absences_outlasted", 20},
     {"aggregator_crashes_in_orders", 50},
     {"aggregators_cordoned", 20},
     {"aggregator_kills", 200},
+    {"aggregator_waits_ended", 20},
     {"applies_repeated", 50},
     {"bad_hosts", 500},
     {"calls_broken", 1000},
@@ -289,6 +291,7 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"TrainedUnstarted", Plant::kTrainUnstarted, "its generation never started"},
         Planted{"ContributedUntrained", Plant::kContributeUntrained, "steps change it by"},
         Planted{"CatchUpIgnored", Plant::kIgnoreCatchUp, "all others wait for it"},
+        Planted{"AbsenceIgnored", Plant::kIgnoreAbsence, "aggregators that were away"},
         Planted{"RetriesPostponed", Plant::kPostponeRetries, "has not repeated an Apply"},
         Planted{"NoTicks", Plant::kNoTicks, ""}, Planted{"OneWriteLost", Plant::kLoseOneWrite, ""},
         Planted{"GroupsNotStored", Plant::kDropGroupRecords, "differs from the store"}),

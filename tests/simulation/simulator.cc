@@ -75,8 +75,11 @@ void AddCounters(const std::map<std::string, std::string>& store, World& world) 
   for (const auto& [name, value] : meta.counters()) world.Count(name, value);
 }
 
-Machine::Options MachineOptions() {
+Machine::Options MachineOptions(Dice& dice) {
   Machine::Options options;
+  if (dice.Chance(0.3)) {
+    options.aggregator_patience = dice.Between(absl::Seconds(20), absl::Minutes(2));
+  }
   options.plan = PlanOf;
   options.planning = &ThePlanning();
   options.protocol = kProtocol;
@@ -123,7 +126,7 @@ Simulator::Simulator(const SimulatorOptions& options)
       network_(world_),
       fabrics_(world_),
       invariants_(world_, [this] { return ConnectedWorkers(); }),
-      coordinators_(world_, network_, invariants_, MachineOptions()),
+      coordinators_(world_, network_, invariants_, MachineOptions(dice_)),
       operators_(world_, coordinators_, invariants_, workers_, aggregators_),
       injector_(world_, network_, coordinators_, workers_, aggregators_),
       liveness_(world_, coordinators_, workers_, aggregators_, network_),
@@ -169,6 +172,7 @@ void Simulator::MakeMembers() {
     world_.timeline.After(dice.Between(absl::ZeroDuration(), absl::Seconds(10)),
                           [m = member.get()] { m->Start(); });
   }
+  world_.exchange_silence = dice.Between(absl::Seconds(15), absl::Seconds(60));
   if (dice.Chance(0.3)) world_.max_calls = static_cast<int>(dice.Between(1, 4));
   if (!dice.Chance(0.3)) return;
   intruder_.emplace(world_, network_, aggregators_);

@@ -91,6 +91,8 @@ enum class Plant {
   kLoseOneWrite,
   // Every order that an aggregator carries out postpones the repetition of one that has failed.
   kPostponeRetries,
+  // Ranks take the silence of an aggregator that is away for an error.
+  kIgnoreAbsence,
 };
 
 class World {
@@ -135,6 +137,8 @@ class World {
   std::set<std::pair<std::string, uint32_t>> corrupted;
   // Called, once, when an aggregator has restored a shard from the values of a group.
   std::function<void()> on_seed_applied;
+  // Time without progress after which a rank's exchange with a shard ends.
+  absl::Duration exchange_silence = absl::Seconds(90);
   // Limit of the calls of one kind that an aggregator serves at the same time.
   int max_calls = 64;
   // The number of the newest of them.

@@ -42,8 +42,7 @@ TEST_F(MachineShardsTest, WaitsForDisconnectedAggregator) {
   EXPECT_THAT(ReasonOf(run), StartsWith("waiting for aggregator agg-1, away for "));
   cluster_.Run(absl::Minutes(10));
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
-  EXPECT_THAT(ReasonOf(run), MatchesRegex("waiting for aggregator agg-1, away for 10m[0-9]+s "
-                                          "\\(limit 1h\\)"));
+  EXPECT_EQ(ReasonOf(run), "waiting for aggregator agg-1, away for 10m (limit 1h)");
   EXPECT_EQ(cluster_.Group(run, 0).reason(), ReasonOf(run)) << "it has contributed";
   cluster_.Restart(agg(1));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "Apply is sent again";
