@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -18,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kSilence = absl::Seconds(3);
-constexpr absl::Duration kAbsence = 4 * kSilence;
+const absl::Duration kAbsence = 4 * kSilence;
 constexpr absl::Duration kLong = absl::Seconds(180);
 constexpr uint32_t kSteps = 1200;
 
