@@ -61,6 +61,14 @@ bool GreaterOrEqual(int number, const Left& left, const Right& right) {
   return Is(number) ? left > right : left >= right;
 }
 
+// An operand of && or || that compares an iterator with end(). The mutant leaves it out, and would
+// dereference the iterator where the operand is not `neutral`: it fails there as a checked iterator
+// does, because what memory beyond the end holds is chance.
+inline bool Unchecked(int number, bool operand, bool neutral) {
+  if (Is(number) && operand != neutral) std::abort();
+  return operand;
+}
+
 // A constant, one more, twice as much, and 0; the number of a mutant that would repeat another one
 // is 0.
 template <typename Value>

@@ -8,7 +8,8 @@ Kinds of mutants:
   negate   a condition of if, while or ?: has the opposite value
   equal    == and != are exchanged
   bound    < and <=, > and >= are exchanged
-  drop     one operand of && or || is left out
+  drop     one operand of && or || is left out; if it compares an iterator with end() and others dereference the
+           iterator, the mutant fails where it is end()
   plus1, twice, zero   a number
   skip     a call is left out whose result is not used
   return   a function that returns bool returns the opposite
@@ -16,6 +17,7 @@ Kinds of mutants:
 """
 
 import dataclasses
+import re
 
 import tree_sitter
 import tree_sitter_cpp
@@ -34,6 +36,7 @@ CONSTANT_PARENTS = {
     "template_argument_list"
 }
 CHECKS = ("CHECK", "DCHECK", "LOG", "VLOG", "static_assert")
+END = re.compile(r"\br?end\(\)$")
 # Calls without which only time or memory differ.
 TUNING = {"reserve", "shrink_to_fit"}
 
@@ -210,8 +213,25 @@ class Instrumenter:
                     self._drop(operator, node, operand, rest)
 
     def _drop(self, operator, node, operand, rest):
-        active = f"{NAMESPACE}Is({self._add('drop', operand, text_of(rest), before=text_of(node))})"
+        number = self._add("drop", operand, text_of(rest), before=text_of(node))
+        if self._guards_iterator(operand):
+            neutral = "true" if operator == "&&" else "false"
+            self._wrap(operand, f"{NAMESPACE}Unchecked({number}, ", f", {neutral})")
+            return
+        active = f"{NAMESPACE}Is({number})"
         self._wrap(operand, f"({active} || (" if operator == "&&" else f"(!{active} && (", "))")
+
+    def _guards_iterator(self, operand):
+        """Whether the operand compares an iterator with end(), and other operands dereference the iterator."""
+        if self._operator(operand) not in ("==", "!="):
+            return False
+        iterator, end = (text_of(operand.child_by_field_name(side)) for side in ("left", "right"))
+        if not END.search(end):
+            return False
+        outer = operand
+        while self._operator(outer.parent) in ("&&", "||") or outer.parent.type == "parenthesized_expression":
+            outer = outer.parent
+        return re.search(rf"(\*{re.escape(iterator)}\b|\b{re.escape(iterator)}->)", text_of(outer)) is not None
 
     def _number_literal(self, node):
         text = text_of(node)

@@ -52,6 +52,15 @@ class SitesTest(unittest.TestCase):
         self.assertEqual(len(kinds["drop"]), 3)
         self.assertIn("Less(", text)
 
+    def test_operands_that_guard_an_iterator(self):
+        text, kinds = mutate("void f() { x = it != m.end() && (it->a || b); y = it == m.end() || c; }")
+        self.assertEqual(len(kinds["drop"]), 6)
+        self.assertEqual(text.count("cadre::mutation::Unchecked("), 1)
+        self.assertRegex(text, r"Unchecked\(\d+, .*it != m.end\(\).*, true\) &&")
+        text, _ = mutate("void f() { if (m.end() == it || it == m.rend() || (*it).a) return; }")
+        self.assertEqual(text.count("cadre::mutation::Unchecked("), 1)
+        self.assertIn(", false)", text)
+
     def test_constants(self):
         _, kinds = mutate("constexpr absl::Duration kWait = absl::Seconds(10);\nint x = 0;\nint y = 1;")
         self.assertEqual(kinds["plus1"], [("10", "11"), ("0", "1"), ("1", "2")])
@@ -109,7 +118,7 @@ class SourcesTest(unittest.TestCase):
     def test_every_mutant_is_in_the_source_once(self):
         numbers = []
         for _, text, mutants in self.generated:
-            calls = re.findall(r"cadre::mutation::(?:Is\((\d+)|(?:Less|Greater)\w*\((\d+)|Constant\((\d+), (\d+), (\d+))",
+            calls = re.findall(r"cadre::mutation::(?:Is\((\d+)|(?:Less|Greater|Unchecked)\w*\((\d+)|Constant\((\d+), (\d+), (\d+))",
                                text.decode())
             numbers += sorted(int(number) for call in calls for number in call if number not in ("", "0"))
         self.assertEqual(numbers, sorted(mutant.number for mutant in self.mutants))
