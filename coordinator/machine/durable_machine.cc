@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "base/status.h"
+#include "coordinator/run/screen.h"
 #include "coordinator/store/keys.h"
 
 namespace cadre {
@@ -20,8 +21,9 @@ namespace {
 constexpr absl::Duration kProbeEvery = absl::Seconds(1);
 constexpr absl::Duration kRoomTime = absl::Minutes(1);
 
-// All records that the machine is restored from. A run may have many commits; only the newest, the
-// ones next to it, and those of the versions that are kept are needed.
+// All records that the machine is restored from. A run may have many commits; only that which may
+// be closing, the newest ones, whose changes the screen remembers, and those of the versions that
+// are kept are needed.
 absl::StatusOr<std::map<std::string, std::string>> ReadRecords(Store& store) {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix :
@@ -36,7 +38,8 @@ absl::StatusOr<std::map<std::string, std::string>> ReadRecords(Store& store) {
     v1::RunRecord run;
     if (!absl::StartsWith(key, kRunPrefix) || !run.ParseFromString(bytes)) continue;
     std::set<uint32_t> rounds(run.kept().begin(), run.kept().end());
-    rounds.insert({run.version() - std::min(run.version(), 1U), run.version(), run.version() + 1});
+    const uint32_t oldest = run.version() - std::min(run.version(), PastChanges::kRemembered);
+    for (uint32_t round = oldest; round <= run.version() + 1; ++round) rounds.insert(round);
     for (const uint32_t round : rounds) {
       const std::string commit = CommitKey(run.run(), round);
       CADRE_ASSIGN_OR_RETURN(auto value, store.Get(commit));

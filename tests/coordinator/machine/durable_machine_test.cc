@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -129,6 +131,71 @@ TEST_F(DurableMachineTest, RestoresAllRecordsAndTheNewestCommits) {
   Restart();
   EXPECT_EQ(machine_->machine().Status(now_).runs_size(), 1);
   EXPECT_EQ(machine_->machine().Status(now_).coordinator().starts(), 2u);
+}
+
+// A store that notes which records are read one by one.
+class NotingStore final : public Store {
+ public:
+  explicit NotingStore(std::map<std::string, std::string> records) : store_(std::move(records)) {}
+
+  absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) override {
+    read.insert(std::string(key));
+    return store_.Get(key);
+  }
+  absl::StatusOr<std::map<std::string, std::string>> Scan(absl::string_view prefix) override {
+    return store_.Scan(prefix);
+  }
+  absl::Status Commit(const std::vector<Op>& ops) override { return store_.Commit(ops); }
+
+  std::set<std::string> read;
+
+ private:
+  testing::MemoryStore store_;
+};
+
+TEST_F(DurableMachineTest, OnlyCommitsThatAreNeededAreRead) {
+  v1::RunRecord old = Parse<v1::RunRecord>(R"(
+      run: "run-1-old" version: 20 kept: 3 kept: 19 state: RUN_STATE_STOPPED spec {})");
+  v1::RunRecord fresh = Parse<v1::RunRecord>(R"(
+      run: "run-2-fresh" state: RUN_STATE_STOPPED spec {})");
+  v1::GroupRecord group;
+  group.set_run("run-1-old");
+  NotingStore store({{RunKey(old.run()), old.SerializeAsString()},
+                     {RunKey(fresh.run()), fresh.SerializeAsString()},
+                     {GroupKey(old.run(), 0), group.SerializeAsString()}});
+  DurableMachine::Options options;
+  options.commit = [&](const std::vector<Store::Op>& ops) { return store.Commit(ops); };
+  DurableMachine machine(std::move(options), now_);
+  ASSERT_THAT(machine.Restore(store, now_, 0), IsOk());
+  std::set<std::string> needed = {kMetaKey, CommitKey(fresh.run(), 0), CommitKey(fresh.run(), 1),
+                                  CommitKey(old.run(), 3)};
+  // The screen remembers the changes of eight rounds; round 21 may be closing.
+  for (uint32_t round = 12; round <= 21; ++round) needed.insert(CommitKey(old.run(), round));
+  EXPECT_EQ(store.read, needed);
+}
+
+TEST_F(DurableMachineTest, RestoredRunHasItsNewestCommit) {
+  const v1::RunRecord run = Parse<v1::RunRecord>(R"(
+      run: "run-1-test" version: 2 kept: 1 kept: 2 state: RUN_STATE_PARKED
+      spec { averaging { every_steps: 5 } cluster { groups: 1 } } shards: "agg-0")");
+  v1::CommitRecord commit;
+  commit.set_run(run.run());
+  commit.set_round(2);
+  commit.set_committed(true);
+  ASSERT_THAT(store_.Commit({{.key = RunKey(run.run()), .value = run.SerializeAsString()},
+                             {.key = CommitKey(run.run(), 2),
+                              .value = commit.SerializeAsString()}}),
+              IsOk());
+  Restart();
+  const v1::RunStatus status = machine_->machine().Status(now_).runs(0);
+  ASSERT_EQ(status.kept_versions_size(), 1) << "the commit of version 1 is not stored";
+  EXPECT_EQ(status.kept_versions(0).version(), 2U);
+}
+
+TEST_F(DurableMachineTest, MalformedNumbersOfTheStoreAreNamed) {
+  ASSERT_THAT(store_.Commit({{.key = kMetaKey, .value = "\xff"}}), IsOk());
+  DurableMachine machine({}, now_);
+  EXPECT_THAT(machine.Restore(store_, now_, 0), IsError(kDataLoss, kMetaKey));
 }
 
 // The store was lost, and the clock is behind that of the coordinator before.
