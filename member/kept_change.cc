@@ -29,7 +29,8 @@ KeptShare KeptShareOf(const v1::Averaging& averaging, uint32_t round, uint32_t v
   if (included) return {.factor = up ? up->error_feedback() : 0};
   if (version < round) return {.factor = 1};
   const uint32_t late = version + 1 - round;
-  if (staleness && late > staleness->max_rounds()) return {.dropped = late};
+  const uint32_t max_late = staleness ? staleness->max_rounds() : late;
+  if (late > max_late) return {.dropped = late};
   const float weight = staleness ? staleness->weight() : up->error_feedback();
   return {.factor = std::pow(weight, static_cast<float>(late))};
 }

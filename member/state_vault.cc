@@ -108,7 +108,7 @@ class Sources {
   void ForEachIn(Interval interval, const Use& use) const {
     auto it = sources_.upper_bound(interval.begin);
     if (it != sources_.begin()) --it;
-    for (; it != sources_.end() && it->first < interval.end; ++it) {
+    for (const auto end = sources_.lower_bound(interval.end); it != end; ++it) {
       const Interval part = Intersect(it->second.positions, interval);
       if (!part.empty()) use(it->second.Part(part));
     }

@@ -534,7 +534,7 @@ std::vector<ContributionKey> Ledger::Publish(const std::string& name, uint32_t v
 bool Ledger::AwaitsVersion(const std::string& name, uint32_t version) const {
   const LedgerRun* const run = Find(name);
   return run != nullptr && !run->closed && !run->applying && !run->current &&
-         run->hollow.has_value() && *run->hollow + 1 == version;
+         run->hollow == version - 1;
 }
 
 std::vector<ContributionKey> Ledger::AddCopied(const std::string& name,

@@ -340,7 +340,7 @@ void Machine::OnAggregatorJoined(const Member& member, const v1::Hello& hello) {
 }
 
 void Machine::OnWorkerRejoined(const Member& member, const v1::Hello& hello) {
-  const bool claims = hello.has_place() && hello.place().generation() != 0;
+  const bool claims = hello.place().generation() != 0;
   const bool agrees = claims && member.Holds(hello.place());
   if (claims && !agrees) {
     cluster_.CountRefusal(v1::REFUSAL_STALE_GENERATION);

@@ -130,7 +130,7 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
   // The source may have changed since the order was sent.
   const bool from_copy = restore != nullptr && restore->ready() &&
                          restore->attempt()->source == ShardRestore::Source::kCopy;
-  if (applied.from_copy() != from_copy && (applied.from_copy() || restore != nullptr)) return false;
+  if (applied.from_copy() != from_copy) return false;
   if (restore == nullptr) return applied.missing().empty();
   // In the open round no order is sent, so this is an answer to an earlier one.
   if (!restore->ready() || restore->attempt()->source == ShardRestore::Source::kOpenRound ||

@@ -50,7 +50,7 @@ std::optional<std::string> DataAgreement::Record(const v1::Prepared& prepared) {
                         " and ends at step ", TotalSteps(record_));
   }
   // An adopted or rebuilt run does not know until now where it stands.
-  if (record_.version() > 0 && AtEnd(record_, record_.step())) {
+  if (AtEnd(record_, record_.step())) {
     record_.set_state(v1::RUN_STATE_FINISHING);
     evaluation_.Begin({});
     stored_.Save();

@@ -152,7 +152,7 @@ absl::StatusOr<Formation> FormWorkers(const RunView& run, GroupPlanner& planner,
   const std::vector<WorkerIds> kinds = WorkersByDevice(run, members, idle);
   absl::Status too_large;
   // Some numbers of ranks have no legal plan, so smaller groups are tried as well.
-  for (size_t ranks = std::min(requested, idle.size()); ranks >= min_ranks && ranks > 0; --ranks) {
+  for (size_t ranks = std::min(requested, idle.size()); ranks >= min_ranks; --ranks) {
     for (const WorkerIds& workers : kinds) {
       if (workers.size() < ranks) continue;
       const WorkerIds chosen(workers.begin(), workers.begin() + ranks);

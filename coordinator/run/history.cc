@@ -78,11 +78,10 @@ void History::Drop(Outbox& out) {
 
 void History::NoteAdopted(uint32_t version, uint32_t group, float wait_seconds,
                           float pull_seconds) {
-  // Only an evaluation or two, and the next version, may have been added since.
-  constexpr int kSearched = 8;
-  auto it = entries_.rbegin();
-  for (int i = 0; i < kSearched && it != entries_.rend(); ++i, ++it) {
-    if (!it->second.has_commit() || it->second.commit().version() != version) continue;
+  // An evaluation or two, and the next version, may have been added since.
+  for (auto it = entries_.rbegin(); it != entries_.rend(); ++it) {
+    if (!it->second.has_commit() || it->second.commit().version() > version) continue;
+    if (it->second.commit().version() != version) return;
     for (v1::ParticipantTimes& times : *it->second.mutable_commit()->mutable_participants()) {
       if (times.group() != group) continue;
       times.set_wait_seconds(SecondsOrZero(wait_seconds));

@@ -24,7 +24,7 @@ bool AreContributionsEqual(const v1::CommitRecord& commit) {
 
 // A mean of one step may be equal by chance; a loss of 0 is that of any batch that is learned.
 bool HasTellingLoss(const v1::ParticipantTimes& times, uint64_t batch) {
-  return times.has_loss() && times.loss() != 0 && times.samples() >= 2 * batch;
+  return times.loss() != 0 && times.samples() >= 2 * batch;
 }
 
 }  // namespace
@@ -45,9 +45,7 @@ std::vector<uint32_t> IdenticalBatches::OnCommit(
     if (!HasTellingLoss(one, batch) || !is_program(one.group())) continue;
     for (const v1::ParticipantTimes& other : commit.times()) {
       if (other.group() <= one.group() || !is_program(other.group())) continue;
-      if (!other.has_loss() || other.loss() != one.loss() || other.samples() != one.samples()) {
-        continue;
-      }
+      if (other.loss() != one.loss() || other.samples() != one.samples()) continue;
       const std::pair pair(one.group(), other.group());
       Equal equal{.rounds = 1, .loss = one.loss()};
       if (const auto found = before.find(pair); found != before.end()) {

@@ -35,7 +35,7 @@ bool RunFailures::AddDivergence(uint32_t generation, const std::set<std::string>
   std::erase_if(diverged_on_, [&](const std::string& host) { return !members.contains(host); });
   const bool suspicious = !diverged_on_.empty() && diverged_on_.size() < hosts;
   const size_t needed = suspicious ? kDivergedOnOneHost : kDivergedGenerations;
-  return diverged_.size() >= (groups == 1 ? 1 : needed);
+  return groups == 1 || diverged_.size() >= needed;
 }
 
 void RunFailures::OnCommit() {

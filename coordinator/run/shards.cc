@@ -22,9 +22,9 @@ void Shards::OnRestaged(const v1::Restaged& restaged) {
 
 bool Shards::Accepts(uint32_t shard) const {
   if (IsOpen(shard)) return true;
-  const auto lost = lost_.find(shard);
-  return lost != lost_.end() && lost->second.ready() &&
-         lost->second.attempt()->source == ShardRestore::Source::kOpenRound;
+  const ShardRestore* const lost = Lost(shard);
+  return lost != nullptr && lost->ready() &&
+         lost->attempt()->source == ShardRestore::Source::kOpenRound;
 }
 
 bool Shards::AllAccept() const {

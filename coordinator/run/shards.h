@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/strings/string_view.h"
 #include "coordinator/run/shard_restore.h"
@@ -40,9 +41,12 @@ class Shards {
   std::map<uint32_t, ShardRestore>& lost() { return lost_; }
   const std::map<uint32_t, ShardRestore>& lost() const { return lost_; }
   // Null if the shard is not lost.
-  ShardRestore* Lost(uint32_t shard) {
+  const ShardRestore* Lost(uint32_t shard) const {
     const auto found = lost_.find(shard);
     return found == lost_.end() ? nullptr : &found->second;
+  }
+  ShardRestore* Lost(uint32_t shard) {
+    return const_cast<ShardRestore*>(std::as_const(*this).Lost(shard));
   }
 
   // Whether the shard, or every shard, accepts contributions to the open round.
