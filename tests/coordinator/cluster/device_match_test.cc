@@ -9,6 +9,8 @@ TEST(DeviceMatchTest, WorkersReportPrecisionsAndProgramsChooseThem) {
   v1::RunSpec spec;
   v1::MemberRecord worker;
   EXPECT_TRUE(Suits(worker, spec));
+  spec.set_precision(v1::RunSpec::FP32);
+  EXPECT_TRUE(Suits(worker, spec));
   spec.set_precision(v1::RunSpec::BF16);
   EXPECT_FALSE(Suits(worker, spec));
   worker.mutable_reservation();

@@ -125,6 +125,125 @@ TEST_F(StandingTest, LeasesOfOneHostAreOneIncident) {
   EXPECT_EQ(WaitOf(a1_), absl::Seconds(30));
 }
 
+TEST_F(StandingTest, FailuresOfAHostWithin15SecondsAreOneIncident) {
+  const auto of_host = [&] { return standings_.records().at({"a", ""}).failed().failures(); };
+  Fail(a1_, kData);
+  now_ += absl::Milliseconds(14'999);
+  Fail(a1_, kData);
+  EXPECT_EQ(of_host(), 1U) << "the same worker, for the same cause";
+  now_ += absl::Seconds(15);
+  Fail(a1_, kData);
+  EXPECT_EQ(of_host(), 2U);
+  Fail(a1_, v1::FAILURE_CAUSE_CHECKPOINT);
+  EXPECT_EQ(of_host(), 3U) << "another cause";
+  Fail(a2_, v1::FAILURE_CAUSE_CHECKPOINT);
+  EXPECT_EQ(of_host(), 4U) << "another worker";
+  EXPECT_EQ(standings_.records().at({"a", ""}).workers_size(), 2);
+}
+
+TEST_F(StandingTest, WhatIsKeptOfAFailureIsLimited) {
+  standings_.Fail(a1_, kData, std::string(600, 'x'), now_);
+  EXPECT_EQ(standings_.records().at({"a", "w1"}).failed().reason().size(), 500U);
+  for (int i = 0; i < 70; ++i) Fail({"a", std::to_string(i)}, kData);
+  EXPECT_EQ(standings_.records().at({"a", ""}).workers_size(), 64);
+}
+
+TEST_F(StandingTest, LostLeasesCostUpToHalfAMinute) {
+  for (const int seconds : {0, 1, 2, 4, 8, 16, 30, 30}) {
+    Fail(a1_, kLease);
+    EXPECT_EQ(WaitOf(a1_), absl::Seconds(seconds));
+  }
+  EXPECT_TRUE(standings_.IsTrusted(a1_, now_ + absl::Seconds(30)));
+  EXPECT_FALSE(standings_.IsTrusted(a1_, now_ + absl::Seconds(29)));
+}
+
+TEST_F(StandingTest, CauseThatWasWrongIsForgiven) {
+  Fail(a1_, kData);
+  Fail(b1_, kDevice);
+  standings_.Cordon(a2_);
+  Fail(a2_, kData);
+  standings_.Forgive(kData);
+  EXPECT_EQ(WaitOf(a1_), absl::ZeroDuration());
+  EXPECT_FALSE(standings_.records().contains({"a", ""}));
+  EXPECT_EQ(WaitOf(b1_), absl::Seconds(1));
+  EXPECT_EQ(standings_.records().at({"a", "w2"}).failed().failures(), 0U);
+  EXPECT_TRUE(standings_.IsCordoned(a2_));
+  standings_.TakeChanged();
+  standings_.Forgive(kData);
+  standings_.Succeed(a2_);
+  EXPECT_TRUE(standings_.TakeChanged().empty()) << "nothing is recorded of it";
+}
+
+TEST_F(StandingTest, CordonedHostForgetsItsWorkers) {
+  standings_.Cordon({"a", ""});
+  Fail(a1_, kData);
+  Fail(a2_, kData);
+  standings_.Succeed(a1_);
+  EXPECT_EQ(standings_.records().at({"a", ""}).workers_size(), 0);
+  EXPECT_TRUE(standings_.IsCordoned(a1_));
+}
+
+TEST_F(StandingTest, DrainIsThatOfOneProcess) {
+  EXPECT_EQ(standings_.DrainedUntil(a1_, "p1"), std::nullopt);
+  standings_.Drain(a1_, "p1", now_ + absl::Seconds(5));
+  EXPECT_TRUE(standings_.IsCordoned(a1_));
+  EXPECT_EQ(standings_.DrainedUntil(a1_, "p1"), now_ + absl::Seconds(5));
+  EXPECT_EQ(standings_.DrainedUntil(a1_, "p2"), std::nullopt);
+  standings_.Drain(a1_, "p2", absl::InfiniteFuture());
+  EXPECT_EQ(standings_.DrainedUntil(a1_, "p2"), absl::InfiniteFuture());
+}
+
+TEST_F(StandingTest, DoubtsThatAreOverDoNotAddUp) {
+  const auto doubt = [&] { standings_.Doubt(a1_, now_, now_ + absl::Seconds(2)); };
+  doubt();
+  now_ += absl::Seconds(2);
+  doubt();
+  EXPECT_EQ(standings_.CountMarks(a1_, now_), 1U);
+  standings_.Succeed(a1_);
+  EXPECT_EQ(standings_.CountMarks(a1_, now_), 0U);
+  doubt();
+  standings_.Clear(a1_);
+  EXPECT_EQ(standings_.CountMarks(a1_, now_), 0U);
+}
+
+TEST_F(StandingTest, FailuresOfOneWorkerAreNoMarkOfItsHost) {
+  Fail(a1_, kData, 2);
+  EXPECT_EQ(standings_.CountMarks(a1_, now_), 2U);
+  EXPECT_EQ(standings_.CountMarks(a2_, now_), 0U);
+  Fail(a2_, kData);
+  EXPECT_EQ(standings_.CountMarks(a3_, now_), 2U) << "two workers have failed";
+}
+
+TEST_F(StandingTest, StatusOfARecordWhoseWaitIsOver) {
+  Fail(a1_, kDevice);
+  const v1::StandingRecord record = standings_.records().at({"a", "w1"});
+  EXPECT_EQ(Standings::StatusOf(record, now_).wait_seconds(), 1);
+  EXPECT_FALSE(Standings::StatusOf(record, now_).quarantined());
+  EXPECT_EQ(Standings::StatusOf(record, now_ + absl::Seconds(1)).wait_seconds(), 0);
+  EXPECT_EQ(Standings::StatusOf(record, now_ + absl::Seconds(1)).failures(), 1U);
+  standings_.Cordon(a1_);
+  EXPECT_EQ(Standings::StatusOf(standings_.records().at({"a", "w1"}), now_).wait_seconds(), 1)
+      << "beside the cordon";
+}
+
+TEST(FailureCauseTest, WhoIsToBlame) {
+  const struct {
+    v1::FailureCause cause;
+    bool of_sender, permanent;
+  } cases[] = {
+      {v1::FAILURE_CAUSE_DATA, true, true},       {v1::FAILURE_CAUSE_DATA_DIFFERS, true, true},
+      {v1::FAILURE_CAUSE_CHECKPOINT, true, true}, {v1::FAILURE_CAUSE_MEMORY, true, true},
+      {v1::FAILURE_CAUSE_PLAN, true, true},       {v1::FAILURE_CAUSE_DEVICE, true, false},
+      {v1::FAILURE_CAUSE_DIGEST, true, false},    {v1::FAILURE_CAUSE_CLAIM, true, false},
+      {v1::FAILURE_CAUSE_PEER, false, false},     {v1::FAILURE_CAUSE_LEASE, false, false},
+      {v1::FAILURE_CAUSE_DIVERGED, false, false},
+  };
+  for (const auto& [cause, of_sender, permanent] : cases) {
+    EXPECT_EQ(IsOfSender(cause), of_sender) << cause;
+    EXPECT_EQ(IsPermanent(cause), permanent) << cause;
+  }
+}
+
 TEST_F(StandingTest, CordonOfWorkerAndOfHost) {
   standings_.Cordon(a1_);
   EXPECT_TRUE(standings_.IsCordoned(a1_));

@@ -83,6 +83,65 @@ TEST_F(IdenticalBatchesTest, EqualLossesWithAnotherRoundBetweenThem) {
               IsEmpty());
 }
 
+TEST_F(IdenticalBatchesTest, FirstValuesOfARunAreEqual) {
+  v1::CommitRecord commit = RoundOf({1, 2});
+  commit.mutable_digests(0)->set_variance_between_groups(0);
+  commit.set_samples(0);
+  EXPECT_THAT(Commit(commit), IsEmpty());
+  commit.set_samples(1);
+  EXPECT_THAT(Commit(commit), ElementsAre(0, 1));
+}
+
+TEST_F(IdenticalBatchesTest, EqualContributionsOfSomeAreNotSeparable) {
+  v1::CommitRecord commit = RoundOf({1, 2, 3});
+  commit.mutable_digests(0)->set_variance_between_groups(0);
+  commit.mutable_participants(2)->set_group(9);
+  EXPECT_THAT(Commit(commit), IsEmpty()) << "group 9 is native";
+}
+
+// Rounds in which groups 1 and 9, which is native, or groups with different numbers of samples,
+// have equal losses.
+TEST_F(IdenticalBatchesTest, EqualLossesOfGroupsThatAreNotComparable) {
+  const auto rounds_of = [](uint32_t native, uint64_t more_samples) {
+    std::vector<v1::CommitRecord> rounds;
+    for (int i = 1; i <= 5; ++i) {
+      v1::CommitRecord& commit = rounds.emplace_back(RoundOf({1.0F * i, 10.0F * i, 10.0F * i}));
+      commit.mutable_times(2)->set_group(9);
+      commit.mutable_participants(2)->set_group(9);
+      if (native == 1) commit.mutable_times()->SwapElements(1, 2);
+      commit.mutable_times(2)->set_samples(commit.times(2).samples() + more_samples);
+    }
+    return rounds;
+  };
+  EXPECT_THAT(CommitAll(rounds_of(2, 0)), IsEmpty());
+  EXPECT_THAT(CommitAll(rounds_of(1, 0)), IsEmpty());
+  std::vector<v1::CommitRecord> rounds = rounds_of(2, 8);
+  for (v1::CommitRecord& commit : rounds) {
+    commit.mutable_times(2)->set_group(2);
+    commit.mutable_participants(2)->set_group(2);
+  }
+  EXPECT_THAT(CommitAll(rounds), IsEmpty()) << "other numbers of samples";
+}
+
+TEST_F(IdenticalBatchesTest, NativeGroupOfALowerNumberIsNotComparedEither) {
+  const auto is_program = [](uint32_t group) { return group != 0; };
+  std::vector<uint32_t> found;
+  for (int i = 1; i <= 5; ++i) {
+    found = batches_.OnCommit(RoundOf({1.0F * i, 1.0F * i, 7}), kBatch, is_program);
+  }
+  EXPECT_THAT(found, IsEmpty());
+}
+
+TEST_F(IdenticalBatchesTest, LossThatHasChangedOnceIsTelling) {
+  EXPECT_THAT(CommitAll({RoundOf({1, 1}), RoundOf({2, 2}), RoundOf({2, 2}), RoundOf({2, 2})}),
+              ElementsAre(0, 1));
+}
+
+TEST_F(IdenticalBatchesTest, WarningIsRecognized) {
+  EXPECT_TRUE(IsOfIdenticalBatches(IdenticalBatchesText({1, 2})));
+  EXPECT_FALSE(IsOfIdenticalBatches("a disk is slow"));
+}
+
 TEST_F(IdenticalBatchesTest, LossesThatSayNothing) {
   const v1::CommitRecord constant = RoundOf({2.5, 2.5});
   EXPECT_THAT(CommitAll({constant, constant, constant, constant, constant}), IsEmpty());

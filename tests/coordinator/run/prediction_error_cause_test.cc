@@ -59,7 +59,43 @@ TEST(PredictionErrorCauseTest, NamesInputAndValues) {
   }
 }
 
+// Inputs that explain equally much, in binary fractions of a second.
+TEST(PredictionErrorCauseTest, OfEqualCausesTheFirstIsNamed) {
+  const auto exact = [](double compute, double moves, double exposed, double collectives) {
+    v1::StepTimes exact;
+    exact.set_step((compute + moves + exposed) / 64);
+    exact.set_compute(compute / 64);
+    exact.set_moves(moves / 64);
+    exact.set_exposed(exposed / 64);
+    exact.set_collectives(collectives / 64);
+    return exact;
+  };
+  v1::StepTimes rest_like_layers = exact(16, 0, 0, 0);
+  rest_like_layers.set_step(0.375);
+  const struct {
+    v1::StepTimes predicted, measured;
+    const char* cause;
+  } cases[] = {
+      {exact(16, 0, 0, 0), exact(24, 8, 0, 0), "compute:"},
+      {exact(16, 0, 0, 8), exact(24, 0, 8, 8), "compute:"},
+      {exact(16, 0, 0, 8), exact(16, 8, 8, 8), "link: moves"},
+      {exact(16, 0, 0, 8), exact(16, 8, 8, 16), "link: collectives"},
+      // Collectives that take longer and are hidden as before are no cause.
+      {exact(20, 0, 2, 10), exact(40, 0, 2, 60), "compute:"},
+      // The layers take 8 / 64 s more, and so does the rest.
+      {exact(8, 0, 0, 0), rest_like_layers, "compute: layers"},
+  };
+  for (const auto& [predicted, measured, cause] : cases) {
+    EXPECT_THAT(PredictionErrorCause(predicted, measured), StartsWith(cause));
+  }
+}
+
 TEST(PredictionErrorCauseTest, Milliseconds) {
+  EXPECT_EQ(MillisecondsToText(0.09995), "100 ms");
+  EXPECT_EQ(MillisecondsToText(0.0105), "10.5 ms");
+  EXPECT_EQ(MillisecondsToText(0.0005), "0.50 ms");
+  EXPECT_EQ(MillisecondsToText(0.000007), "0.01 ms");
+  EXPECT_EQ(MillisecondsToText(0.000005), "0.01 ms");
   EXPECT_EQ(MillisecondsToText(0), "0 ms");
   EXPECT_EQ(MillisecondsToText(0.0412), "41.2 ms");
   EXPECT_EQ(MillisecondsToText(0.00999), "9.99 ms");

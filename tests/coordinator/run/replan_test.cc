@@ -75,6 +75,18 @@ TEST(ReplanTest, SignatureHasCoordinates) {
   EXPECT_NE(SignatureOf(plan), first);
 }
 
+TEST(ReplanTest, OfEquallyFastPlansTheFirstIsChosen) {
+  const std::vector<GroupPlan> plans = {Predicted("data", 2), Predicted("model", 2)};
+  EXPECT_EQ(&FastestOf(plans, PlanHistory()), &plans[0]);
+}
+
+TEST(ReplanTest, PlanWithoutAPredictionIsNotCompared) {
+  const std::vector<GroupPlan> known_first = {Predicted("data", 2), {.plan = PlanOf("model")}};
+  EXPECT_EQ(&FastestOf(known_first, PlanHistory()), &known_first[0]);
+  const std::vector<GroupPlan> known_last = {{.plan = PlanOf("data")}, Predicted("model", 2)};
+  EXPECT_EQ(&FastestOf(known_last, PlanHistory()), &known_last[0]);
+}
+
 TEST(ReplanTest, FirstPlanWithoutPredictions) {
   const std::vector<GroupPlan> plans = {{.plan = PlanOf("data")}, {.plan = PlanOf("model")}};
   EXPECT_EQ(&FastestOf(plans, PlanHistory()), &plans[0]);
@@ -144,6 +156,51 @@ TEST(ReplanTest, ChangeMustBeWorthwhile) {
   EXPECT_FALSE(IsWorthwhile(change, 0, absl::Seconds(2)));
   EXPECT_EQ(ToText({.now_seconds = 0.055, .then_seconds = 0.0412}),
             "replanned: 41.2 ms per step instead of 55.0 ms");
+}
+
+TEST(ReplanTest, SignatureHasTheLayers) {
+  v1::Plan first = PlanOf("data", 2);
+  v1::Plan second = first;
+  second.mutable_layers(0)->set_layer("another");
+  EXPECT_NE(SignatureOf(first), SignatureOf(second));
+}
+
+// A ratio of other plans is applied until the next one is known.
+TEST(ReplanTest, BiasNeedsAPrediction) {
+  PlanHistory history;
+  EXPECT_EQ(history.bias, 1);
+  history.Record(PlanOf("data"), 3, 2);
+  EXPECT_EQ(history.bias, 1.5);
+  history.Record(PlanOf("data"), 3, std::nullopt);
+  EXPECT_EQ(history.bias, 1.5);
+  history.Record(PlanOf("data"), 3, 0);
+  EXPECT_EQ(history.bias, 1.5);
+}
+
+TEST(ReplanTest, HistoryIsStoredAndLoaded) {
+  PlanHistory history;
+  history.Record(PlanOf("data"), 1, 2);
+  v1::GroupRecord record;
+  record.add_measured_plan();
+  history.Store(record);
+  EXPECT_EQ(record.measured_plan_size(), 1);
+  PlanHistory loaded;
+  loaded.Record(PlanOf("model"), 5, 1);
+  loaded.Load(record);
+  EXPECT_EQ(loaded.measured, history.measured);
+  EXPECT_EQ(loaded.bias, 0.5);
+  loaded.Load(v1::GroupRecord());
+  EXPECT_TRUE(loaded.measured.empty());
+  EXPECT_EQ(loaded.bias, 1) << "a record of an earlier build has none";
+}
+
+TEST(ReplanTest, HistoryBeginsAgainWithThe65thPlan) {
+  PlanHistory history;
+  for (uint32_t ranks = 2; ranks <= 65; ++ranks) history.Record(PlanOf("data", ranks), 1, 1);
+  history.Record(PlanOf("data", 2), 3, 1);
+  EXPECT_EQ(history.measured.size(), 64U) << "a known plan takes no room";
+  history.Record(PlanOf("data", 66), 1, 1);
+  EXPECT_EQ(history.measured.size(), 1U);
 }
 
 TEST(ReplanTest, HistoryIsBounded) {

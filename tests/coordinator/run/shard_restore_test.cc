@@ -53,6 +53,46 @@ TEST(ShardRestoreTest, AnswersFromBeforeTheLastOrderDoNotCount) {
   EXPECT_TRUE(restore.ready());
 }
 
+TEST(ShardRestoreTest, NothingIsLeftToTry) {
+  ShardRestore restore("lost");
+  EXPECT_FALSE(restore.Choose({.version = kVersion}));
+  EXPECT_FALSE(restore.attempt().has_value());
+  // All participants of a commit that has none.
+  EXPECT_FALSE(restore.Choose({.version = 0, .complete = true}));
+  EXPECT_FALSE(restore.attempt().has_value()) << "there is no version before the initial model";
+}
+
+// A rank that has been asked and has left may be the only one that had its values.
+TEST(ShardRestoreTest, ClosingRoundNeedsTheRanksThatWereAsked) {
+  ShardRestore::View view{.version = kVersion, .closing = true};
+  view.groups = {{.group = 0, .generation = 1}, {.group = 1, .generation = 2}};
+  ShardRestore restore("lost", kVersion);
+  restore.asked = {{0, 0}, {1, 0}};
+  EXPECT_TRUE(restore.Choose(view));
+  EXPECT_EQ(restore.attempt(), ShardRestore::Attempt{.hollow = kVersion});
+  ShardRestore lacking("lost", kVersion);
+  lacking.asked = {{0, 0}, {1, 0}};
+  view.groups.pop_back();
+  EXPECT_FALSE(lacking.Choose(view));
+  ShardRestore closed("lost", kVersion - 1);
+  EXPECT_FALSE(closed.Choose(view)) << "it has accepted none of this round";
+}
+
+TEST(ShardRestoreTest, GroupThatHasContributedIsAbleToContribute) {
+  ShardRestore::View view{.version = kVersion};
+  view.groups = {{.group = 0, .generation = 1, .contributed = true}};
+  ShardRestore restore("lost");
+  EXPECT_EQ(Chosen(restore, view).source, Source::kOpenRound);
+}
+
+// The shard is open already at the version that precedes the copy.
+TEST(ShardRestoreTest, ShardWithoutValuesDiscardsNone) {
+  ShardRestore restore("lost", kVersion - 1);
+  EXPECT_TRUE(restore.Choose({.version = kVersion, .copy = kVersion}));
+  EXPECT_EQ(restore.attempt()->source, Source::kCopy);
+  EXPECT_TRUE(restore.ready());
+}
+
 TEST(ShardRestoreTest, TriesEverySourceOnce) {
   ShardRestore::View view{.version = kVersion, .complete = true};
   view.groups = {{.group = 0, .generation = 1},
