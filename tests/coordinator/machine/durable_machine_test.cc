@@ -182,10 +182,10 @@ TEST_F(DurableMachineTest, RestoredRunHasItsNewestCommit) {
   commit.set_run(run.run());
   commit.set_round(2);
   commit.set_committed(true);
-  ASSERT_THAT(store_.Commit({{.key = RunKey(run.run()), .value = run.SerializeAsString()},
-                             {.key = CommitKey(run.run(), 2),
-                              .value = commit.SerializeAsString()}}),
-              IsOk());
+  ASSERT_THAT(
+      store_.Commit({{.key = RunKey(run.run()), .value = run.SerializeAsString()},
+                     {.key = CommitKey(run.run(), 2), .value = commit.SerializeAsString()}}),
+      IsOk());
   Restart();
   const v1::RunStatus status = machine_->machine().Status(now_).runs(0);
   ASSERT_EQ(status.kept_versions_size(), 1) << "the commit of version 1 is not stored";

@@ -35,6 +35,16 @@ TEST_F(MachineDataTest, DataThatAreLeftOutAreAWarning) {
   EXPECT_THAT(Warnings(), ElementsAre(warning)) << "once, though four ranks report it";
 }
 
+// Before a group has read the data, epochs cannot be converted to steps.
+TEST_F(MachineDataTest, EvaluationsBeginWithTheEpochInWhichTheRunBegins) {
+  v1::RunSpec spec = MakeSpec(1, 1, 5, 100);
+  spec.mutable_checkpoint()->set_from_step(50);
+  const std::string run = SubmitTo(1, 1, spec);
+  ASSERT_EQ(StateOf(run), v1::GROUP_STATE_TRAINING);
+  // An epoch has 640 / 32 = 20 steps, so step 50 is in the third one.
+  EXPECT_EQ(cluster_.StoredRun(run).next_evaluation(), 3U);
+}
+
 TEST_F(MachineDataTest, NothingIsLeftOut) {
   const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 20));
   EXPECT_THAT(cluster_.RunStatus(run).warnings(), IsEmpty());

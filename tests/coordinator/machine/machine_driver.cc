@@ -242,6 +242,13 @@ std::optional<v1::CommitRecord> MachineDriver::Commit(const std::string& run,
   return commit;
 }
 
+v1::RunRecord MachineDriver::StoredRun(const std::string& run) const {
+  v1::RunRecord record;
+  const auto it = store_.find(RunKey(run));
+  EXPECT_TRUE(it != store_.end() && record.ParseFromString(it->second)) << run;
+  return record;
+}
+
 std::optional<cadre::Send> MachineDriver::TakeSent() {
   if (in_flight_.empty()) return std::nullopt;
   std::optional<cadre::Send> send = std::move(in_flight_.front());

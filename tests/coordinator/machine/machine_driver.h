@@ -81,6 +81,8 @@ class MachineDriver {
   v1::EventsReply Events() { return machine_->Events({}); }
   uint64_t Counter(const std::string& name);
   std::optional<v1::CommitRecord> Commit(const std::string& run, uint32_t round) const;
+  // The record of the run in the store.
+  v1::RunRecord StoredRun(const std::string& run) const;
   const std::map<std::string, std::string>& store() const { return store_; }
 
   // Whether searches of plans wait for AnswerSearches.

@@ -48,6 +48,33 @@ TEST_F(MachineEvaluationTest, AdoptingGroupsShareTestSplit) {
   EXPECT_DOUBLE_EQ(test.accuracy(), 0.2);
 }
 
+// Nothing has to be evaluated at the end.
+TEST_F(MachineEvaluationTest, RunWithoutTestSamplesEnds) {
+  cluster_.behaviour.on_prepared = [](v1::Prepared& prepared) { prepared.set_test_samples(0); };
+  AddMembers(1, 2);
+  cluster_.behaviour.train = true;
+  for (const uint32_t every_steps : {0, 5}) {
+    const std::string run = cluster_.Submit(MakeSpec(1, 1, every_steps, 10));
+    EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE) << "without waiting for another event";
+    EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+  }
+}
+
+// The checkpoint is written after the evaluation.
+TEST_F(MachineEvaluationTest, LastCheckpointEndsARunThatNeverAverages) {
+  AddMembers(0, 1);
+  v1::RunSpec spec = MakeSpec(1, 1, 0, 10);
+  spec.mutable_checkpoint()->set_directory("/checkpoints");
+  const std::string run = cluster_.Submit(spec);
+  Train(run);
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+  v1::Checkpointed checkpointed;
+  *checkpointed.mutable_place() = cluster_.Lead(run, 0).place();
+  checkpointed.set_step(10);
+  cluster_.Send(cluster_.Lead(run, 0), checkpointed);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+}
+
 TEST_F(MachineEvaluationTest, InvalidEvaluationIsRefused) {
   const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
   cluster_.behaviour.evaluate = false;

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+
 #include "tests/base/expect.h"
 #include "tests/coordinator/machine/fake_cluster.h"
 
@@ -9,6 +12,7 @@ namespace cadre::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 using MachineNamesTest = MachineTest;
 
@@ -24,6 +28,31 @@ TEST_F(MachineNamesTest, ARunOfTheSameNameIsJoined) {
   other = OpaqueSpec(3);
   cluster_.Submit(other, /*join_existing=*/true);
   EXPECT_THAT(std::string(cluster_.last_status.message()), HasSubstr("cluster.groups: 2 -> 3"));
+  EXPECT_EQ(cluster_.Counter("runs_submitted"), 2u);
+}
+
+// Parameters are compared between opaque models only.
+TEST_F(MachineNamesTest, OpaqueAndNativeModelsDiffer) {
+  v1::RunSpec native = OpaqueSpec(1);
+  native.clear_model();
+  native.mutable_model()->mutable_input()->set_channels(3);
+  for (const auto& [first, second] : {std::pair(OpaqueSpec(1), native), {native, OpaqueSpec(1)}}) {
+    const std::string run = cluster_.Submit(first, /*join_existing=*/true);
+    cluster_.Submit(second, /*join_existing=*/true);
+    EXPECT_THAT(std::string(cluster_.last_status.message()), HasSubstr("another spec: "));
+    EXPECT_THAT(std::string(cluster_.last_status.message()), Not(HasSubstr("in the run, but")))
+        << "models of different kinds";
+    EXPECT_THAT(std::string(cluster_.last_status.message()), HasSubstr("model."));
+    cluster_.StopRun(run);
+  }
+}
+
+// A run whose data are not known yet has its first evaluation after the first interval.
+TEST_F(MachineNamesTest, FirstEvaluationIsThatOfTheFirstInterval) {
+  v1::RunSpec spec = OpaqueSpec(1);
+  spec.mutable_evaluation()->set_every_steps(15);
+  const std::string run = cluster_.Submit(spec);
+  EXPECT_EQ(cluster_.StoredRun(run).next_evaluation(), 15u);
 }
 
 TEST_F(MachineNamesTest, ARunOfTheSameNameThatHasReachedItsEndIsJoinedOnRequest) {

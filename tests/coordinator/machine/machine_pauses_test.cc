@@ -215,6 +215,7 @@ TEST_F(MachineLeavingTest, RunWhoseProgramsHaveEndedTheirLoopsIsParked) {
   cluster_.Send(*pausing_, goodbye);
   cluster_.Kill(*pausing_);
   EXPECT_EQ(cluster_.RunStatus(run_).reason(), "");
+  EXPECT_EQ(cluster_.StoredRun(run_).reason(), "") << "one trains on";
   cluster_.Send(*other_, goodbye);
   cluster_.Kill(*other_);
   for (int restarts = 0; restarts < 2; ++restarts) {

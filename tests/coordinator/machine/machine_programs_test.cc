@@ -153,6 +153,39 @@ TEST_F(MachineProgramsTest, ProgramLearnsWhatItsRunWaitsFor) {
   EXPECT_TRUE(rank.assignment.has_value());
 }
 
+TEST_F(MachineProgramsTest, OnlyRanksThatWaitAreToldWhy) {
+  cluster_.AddAggregator("agg-0");
+  FakeWorker& worker = cluster_.AddWorker("w0");
+  EXPECT_EQ(AwaitedBy(worker), "") << "it is no rank of a program";
+  const std::string run = cluster_.Submit(OpaqueSpec(1));
+  FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
+  const std::string missing = "waiting for rank 1 (has not joined) of 2";
+  ASSERT_EQ(AwaitedBy(first), missing);
+  first.received.clear();
+  cluster_.Reconnect(first);
+  EXPECT_EQ(AwaitedBy(first), missing) << "it has forgotten the message with its stream";
+  FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
+  ASSERT_TRUE(first.assignment.has_value() && second.assignment.has_value());
+  first.received.clear();
+  cluster_.Cut(second);
+  cluster_.Reconnect(first);
+  EXPECT_EQ(AwaitedBy(first), "") << "it has a rank";
+}
+
+// The limit of a lost rank passes while no run of the name is there.
+TEST_F(MachineProgramsTest, ProgramWithoutARunIsNotEnded) {
+  cluster_.AddAggregator("agg-0");
+  FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
+  FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
+  cluster_.Kill(second);
+  cluster_.Run(absl::Minutes(3));
+  EXPECT_THAT(AwaitedBy(first), HasSubstr("rank 1 ('program-2' on host"));
+  EXPECT_EQ(EndOf(first), nullptr) << "the run may still be submitted";
+  cluster_.Submit(OpaqueSpec(1));
+  cluster_.Restart(second);
+  EXPECT_TRUE(first.assignment.has_value());
+}
+
 TEST_F(MachineProgramsTest, KilledRankEndsItsProgramAfterALimit) {
   cluster_.AddAggregator("agg-0");
   const std::string run = cluster_.Submit(OpaqueSpec(2));

@@ -42,6 +42,7 @@ class RetentionTest : public ::testing::Test {
     return run;
   }
   bool Exists(const std::string& run) { return !cluster_->machine().Revisions(run).empty(); }
+  uint64_t RevisionOf(const std::string& run) { return cluster_->machine().Revisions(run).at(run); }
   bool Stores(const std::string& run) { return cluster_->aggregators()[0].shards.contains(run); }
   bool HasEvent(v1::EventKind kind, const std::string& run, const std::string& text) {
     const v1::EventsReply events = cluster_->Events();
@@ -95,7 +96,9 @@ TEST_F(RetentionTest, TimeIsAnnounced) {
   cluster_->Run(absl::Hours(8));
   EXPECT_THAT(cluster_->RunStatus(run).warnings(), IsEmpty());
   EXPECT_EQ(cluster_->RunStatus(run).removal_ms(), 0);
+  const uint64_t revision = RevisionOf(run);
   cluster_->Run(absl::Hours(1));
+  EXPECT_NE(RevisionOf(run), revision) << "those who watch the run are told";
   EXPECT_THAT(cluster_->RunStatus(run).warnings(),
               ElementsAre(HasSubstr("will be deleted, with its model, at 1970-01-12 23:")));
   EXPECT_NE(cluster_->RunStatus(run).removal_ms(), 0);
@@ -105,6 +108,7 @@ TEST_F(RetentionTest, TimeIsAnnounced) {
   EXPECT_TRUE(Stores(run));
   cluster_->Run(absl::Hours(1));
   EXPECT_FALSE(Exists(run) || Stores(run));
+  EXPECT_EQ(cluster_->Counter("runs_deleted"), 1u);
   EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_DELETED, run, "--keep-runs-for"));
   EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_DELETED, run, "the run was deleted: "));
   EXPECT_THAT(TrainRun(), StartsWith("run-2")) << "numbers are not reused";
@@ -137,8 +141,10 @@ TEST_F(RetentionTest, AnnouncementIsWithdrawn) {
   const std::string record = cluster_->store().at(RunKey(first));
   const std::string second = TrainRun();
   ASSERT_NE(cluster_->RunStatus(first).removal_ms(), 0);
+  const uint64_t revision = RevisionOf(first);
   cluster_->DeleteRun(second);
   cluster_->Run(absl::Hours(2));
+  EXPECT_NE(RevisionOf(first), revision);
   EXPECT_TRUE(Stores(first));
   EXPECT_EQ(cluster_->RunStatus(first).removal_ms(), 0);
   EXPECT_EQ(cluster_->store().at(RunKey(first)), record) << "nothing remains of the announcement";

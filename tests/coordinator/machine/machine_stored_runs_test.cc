@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/protocol.h"
 #include "coordinator/store/keys.h"
+#include "tests/base/expect.h"
 #include "tests/coordinator/machine/restore_shard_test.h"
 
 namespace cadre::testing {
@@ -105,6 +106,33 @@ TEST_F(StoredRunsTest, ImplausibleGenerationIsIgnored) {
   EXPECT_LT(cluster_.Group(run, 0).generation(), 10'000'000u);
 }
 
+// OpenRun names the next generation for a group that is not formed.
+TEST_F(StoredRunsTest, OnlyGenerationsAboveTheNextOneShowAnOlderStore) {
+  const std::string run = Begin();
+  cluster_.behaviour.open = false;
+  const auto highest = [&] {
+    v1::MetaRecord meta;
+    EXPECT_TRUE(meta.ParseFromString(cluster_.store().at(kMetaKey)));
+    return meta.generation();
+  };
+  const auto report = [&](uint32_t generation) {
+    agg(0).shards.at(run).generations[0] = generation;
+    cluster_.Reconnect(agg(0));
+  };
+  const uint32_t before = highest();
+  report(before + 1);
+  EXPECT_EQ(highest(), before);
+  report(before + 100'000'001);
+  EXPECT_EQ(highest(), before);
+  EXPECT_EQ(cluster_.Counter("implausible_generations"), 1U);
+  report(before + 2);
+  EXPECT_GE(highest(), before + 2 + 1'000'000);
+  const uint32_t after = highest();
+  report(after + 100'000'000);
+  EXPECT_GE(highest(), after + 100'000'000 + 1'000'000);
+  EXPECT_EQ(cluster_.Counter("implausible_generations"), 1U);
+}
+
 // OpenRun would set aside what the folder stores.
 TEST_F(StoredRunsTest, OtherLineageOfALiveRunIsRefused) {
   const std::string run = Begin();
@@ -169,6 +197,24 @@ TEST_F(AdoptTest, NumbersOfUnknownRunsAreNotGivenAway) {
   cluster_.behaviour.prepare = false;
   EXPECT_EQ(cluster_.Submit(MakeSpec(1, 1, 5, 10)), "run-2-test");
   EXPECT_EQ(ProblemOf(run), "");
+}
+
+TEST_F(AdoptTest, AdoptionsThatAreRefused) {
+  const std::string run = Lose();
+  cluster_.Adopt("run-7-other");
+  EXPECT_THAT(cluster_.last_status, IsError(kNotFound, "no connected aggregator stores a run"));
+  const ConnectionId stream = agg(1).connection;
+  agg(1).connection = 999;  // It does not receive the order.
+  cluster_.Adopt(run);
+  cluster_.Adopt();
+  EXPECT_THAT(cluster_.last_status,
+              IsError(absl::StatusCode::kFailedPrecondition, "another adoption is in progress"));
+  agg(1).connection = stream;
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(ProblemOf(run), "");
+  cluster_.Adopt(run);
+  EXPECT_THAT(cluster_.last_status,
+              IsError(absl::StatusCode::kFailedPrecondition, "run run-1-test is known"));
 }
 
 TEST_F(AdoptTest, MissingShard) {

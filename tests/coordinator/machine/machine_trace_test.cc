@@ -95,6 +95,8 @@ TEST_F(MachineTraceTest, UnknownRunOrGroupIsNotFound) {
   }
   ExpectFailure(run_, 1, absl::StatusCode::kNotFound, "group 1");
   ExpectFailure(run_, ~0u, absl::StatusCode::kNotFound, "has no group");
+  const std::string other = cluster_.Submit(MakeSpec(3, 1, 5, 20));
+  ExpectFailure(other, 3, absl::StatusCode::kNotFound, "has no group 3; it has groups 0 to 2");
 }
 
 TEST_F(MachineTraceTest, IdleGroupCannotBeTraced) {
@@ -253,6 +255,24 @@ TEST(GroupTraceTest, RanksShareTheReply) {
   EXPECT_GT(many.max_events(), 100u);
   GroupTrace tiny({.ranks = 1 << 20, .max_bytes = 1000});
   EXPECT_EQ(tiny.max_events(), 1u) << "every rank may send one event";
+}
+
+// 160 bytes for each event.
+TEST(GroupTraceTest, EventsOfARankFitIntoItsShare) {
+  EXPECT_EQ(GroupTrace({.ranks = 10, .max_bytes = 160'000}).max_events(), 100U);
+  EXPECT_EQ(GroupTrace({.ranks = 10, .max_bytes = 159'999}).max_events(), 99U);
+}
+
+// A tag and a length of up to five bytes for each event.
+TEST(GroupTraceTest, FramesOfEventsCount) {
+  v1::Traced traced;
+  traced.add_events()->set_name("event");
+  const size_t bytes = traced.events(0).ByteSizeLong();
+  for (const auto& [max_bytes, events] : {std::pair(bytes + 6, 1), {bytes + 5, 0}}) {
+    GroupTrace trace({.ranks = 1, .max_bytes = max_bytes});
+    trace.Take(traced, "", "");
+    EXPECT_EQ(trace.Reply().ranks(0).events_size(), events);
+  }
 }
 
 TEST(GroupTraceTest, LargeEventIsLeftOut) {
