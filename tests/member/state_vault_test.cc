@@ -191,6 +191,17 @@ TEST_F(StateVaultTest, BothVersionsOfTheLastContributionCanBeRestored) {
   }
 }
 
+// A round may be contributed to again, after one that came to nothing.
+TEST_F(StateVaultTest, RepeatedContributionReplacesItsOwnSnapshot) {
+  for (const auto& [version, seed] : {std::pair(4U, 4), {5U, 6}}) {
+    vaults_ = std::vector<StateVault>(8);
+    Contribute(1, {2, 0}, 4, 4);
+    Contribute(1, {2, 0}, 5, 5);
+    Contribute(1, {2, 0}, 5, 6);
+    ExpectRestored(2, {3, 4}, version, seed);
+  }
+}
+
 TEST_F(StateVaultTest, StatesOfLaterVersionsAreNotRestored) {
   Contribute(1, {2, 0}, 4, 4);
   Restore(2, {2, 0}, 3, 0, [](RankStates& mine, int64_t found) {
