@@ -116,7 +116,6 @@ class Machine {
   std::map<std::string, uint64_t> Revisions(absl::string_view run_id) const;
   // The id of the run that `run`, an id or a name, stands for; empty if there is none.
   std::string IdOf(absl::string_view run) const;
-  const Runs& runs() const { return runs_; }
   // The status of a run and of its groups, without details. Requires: the run exists.
   v1::WatchUpdate Update(absl::string_view run_id, absl::Time now) const;
 
