@@ -249,7 +249,7 @@ TEST(AdoptionTest, ShardWithoutAVersionThatContradictsOthersIsALeftover) {
   EXPECT_EQ(first.problem, "");
   EXPECT_EQ(first.record.version(), 0U);
   EXPECT_THAT(first.record.former_shards(), IsEmpty());
-  // Of another lineage: it may belong to a run that is continued elsewhere.
+  // A shard of another lineage may belong to a run that is continued elsewhere.
   RunReports reports = ReportsAt(5, 5);
   v1::RunReport& other = reports["agg-2"] = ReportOf(0, 0);
   other.mutable_open()->set_lineage("run-1-test.fedcba9876543210");
