@@ -36,16 +36,16 @@ class RunView;
 class Aggregators {
  public:
   // All are borrowed.
-  Aggregators(const RunView& run, StoredRun& stored, RunRounds& rounds, Cluster& cluster)
+  Aggregators(const RunView& run, StoredRun& stored, RunRounds& rounds, const RunContext& context)
       : run_(run),
         stored_(stored),
         record_(stored.record()),
         rounds_(rounds),
-        cluster_(cluster),
+        cluster_(context.cluster),
         shards_(stored.record()),
-        choice_(run, stored, shards_, cluster),
-        copies_(run, stored.record(), cluster),
-        directory_(run, stored.record(), shards_, cluster) {}
+        choice_(run, stored, shards_, cluster_),
+        copies_(run, stored.record(), cluster_),
+        directory_(run, stored.record(), shards_, context) {}
 
   const Shards& shards() const { return shards_; }
   // The copies of the shards on other aggregators.

@@ -55,7 +55,7 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
       traces_(*this, cluster_, context.options.max_trace_bytes),
       evaluation_(*this, stored_, history_, cluster_, context.planner),
       rounds_(*this, stored_, slots_, evaluation_, history_, cluster_, context.options),
-      aggregators_(*this, stored_, rounds_, cluster_),
+      aggregators_(*this, stored_, rounds_, context),
       groups_(*this, stored_,
               {.slots = slots_,
                .traces = traces_,
@@ -405,7 +405,7 @@ absl::Time Run::NextDeadline() const {
     if (when > cluster_.now()) next = std::min(next, when);
   };
   for (const FailureReports& reports : attribution_.reports()) consider(reports.until());
-  consider(groups_.PatientUntil());
+  consider(aggregators_.directory().PatientUntil());
   for (const uint32_t group : slots_.waiting()) {
     consider(ShrinksAt(*this, slots_[group]));
     consider(slots_[group].blocked_until());

@@ -477,13 +477,10 @@ void RunGroups::FenceAll(absl::string_view reason) {
   }
 }
 
-absl::Time RunGroups::PatientUntil() const {
-  const auto away = aggregators_.directory().FindAway();
-  return away ? away->since + options_.aggregator_patience : absl::InfiniteFuture();
-}
-
 void RunGroups::EndPatience() {
-  if (slots_.waiting().size() == slots_.size() || cluster_.now() < PatientUntil()) return;
+  if (slots_.waiting().size() == slots_.size() ||
+      cluster_.now() < aggregators_.directory().PatientUntil())
+    return;
   cluster_.Count("aggregator_waits_ended");
   FenceAll(absl::StrCat("aggregator ", aggregators_.directory().FindAway()->name,
                         " has been away for ", absl::FormatDuration(options_.aggregator_patience),

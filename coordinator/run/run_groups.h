@@ -92,11 +92,9 @@ class RunGroups {
   void FenceAll(absl::string_view reason);
   // Ends the generation as planned; the next one has the same members, if they stay connected.
   void FormAgain(Slot& slot, absl::string_view reason);
-  // Ends all generations if an aggregator has been away for too long. Others are formed when it has
-  // returned.
+  // Ends all generations if an aggregator has been away for too long
+  // (ShardDirectory::PatientUntil). Others are formed when it has returned.
   void EndPatience();
-  // When EndPatience has to be called; InfiniteFuture: all aggregators are connected.
-  absl::Time PatientUntil() const;
   // Releases all members and clears all slots.
   void Disband(absl::string_view reason);
 
@@ -130,8 +128,6 @@ class RunGroups {
   // Whether the same members would form the group again after a release: all are connected, and no
   // earlier group waits for workers.
   bool CanReform(const Slot& slot) const;
-  // Device kind of the slot's group; unspecified once its first rank is removed.
-  v1::Cluster::Device DeviceKindOf(const Slot& slot) const;
 
   const RunView& run_;
   StoredRun& stored_;

@@ -88,18 +88,16 @@ bool RunGroups::MaybeReplan(Slot& slot) {
   return true;
 }
 
-v1::Cluster::Device RunGroups::DeviceKindOf(const Slot& slot) const {
-  const Member* const first = cluster_.members().Find(slot.record().members(0));
-  return first == nullptr ? v1::Cluster::DEVICE_UNSPECIFIED : first->record.device_kind();
-}
-
 // A group with fewer ranks than requested grows at a commit, when it holds no uncommitted state: it
 // is released, and its slot is re-formed with workers that are idle.
 bool RunGroups::MaybeGrow(Slot& slot) {
   const size_t requested = RanksPerGroup(run_.spec());
   if (slot.own_loop()) return false;
   if (slot.ranks() >= requested || record_.state() != v1::RUN_STATE_RUNNING) return false;
-  const v1::Cluster::Device kind = DeviceKindOf(slot);
+  // The first rank may have been removed.
+  const Member* const first = cluster_.members().Find(slot.record().members(0));
+  const v1::Cluster::Device kind =
+      first == nullptr ? v1::Cluster::DEVICE_UNSPECIFIED : first->record.device_kind();
   const size_t reserved = cluster_.queue().DemandUpTo(run_.number(), kind);
   const size_t idle = cluster_.CountTrusted(kind, run_.spec().precision());
   if (idle <= reserved) return false;

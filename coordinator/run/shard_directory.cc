@@ -60,4 +60,9 @@ std::optional<ShardDirectory::Away> ShardDirectory::FindAway() const {
   return longest;
 }
 
+absl::Time ShardDirectory::PatientUntil() const {
+  const std::optional<Away> away = FindAway();
+  return away ? away->since + patience_ : absl::InfiniteFuture();
+}
+
 }  // namespace cadre

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "coordinator/cluster/cluster.h"
+#include "coordinator/run/run_context.h"
 #include "coordinator/run/shards.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/records.pb.h"
@@ -24,8 +25,13 @@ class ShardDirectory {
  public:
   // All are borrowed.
   ShardDirectory(const RunView& run, const v1::RunRecord& record, const Shards& shards,
-                 Cluster& cluster)
-      : run_(run), record_(record), shards_(shards), cluster_(cluster), created_(cluster.now()) {}
+                 const RunContext& context)
+      : run_(run),
+        record_(record),
+        shards_(shards),
+        cluster_(context.cluster),
+        patience_(context.options.aggregator_patience),
+        created_(cluster_.now()) {}
 
   // The addresses of all shards, since the number of shards decides what each of them stores. Empty
   // for aggregators that are away.
@@ -43,6 +49,8 @@ class ShardDirectory {
     absl::Time since;
   };
   std::optional<Away> FindAway() const;
+  // Until when the groups wait for it; InfiniteFuture: all aggregators are connected.
+  absl::Time PatientUntil() const;
 
  private:
   bool Contains(absl::string_view name) const;
@@ -52,6 +60,7 @@ class ShardDirectory {
   const v1::RunRecord& record_;
   const Shards& shards_;
   Cluster& cluster_;
+  const absl::Duration patience_;
   const absl::Time created_;
   // Since when aggregators are away that have been lost since `created_`.
   std::map<std::string, absl::Time> away_since_;

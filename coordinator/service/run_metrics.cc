@@ -54,6 +54,25 @@ void CollectTraffic(const v1::RunStatus& run, const Metrics::Labels& labels, Met
                   run.transfer_seconds(), labels);
 }
 
+// How far the groups are.
+void CollectProgress(const v1::WatchUpdate& update, const Metrics::Labels& labels,
+                     Metrics& metrics) {
+  const v1::RunStatus& run = update.run();
+  uint32_t behind = 0;
+  uint32_t furthest = run.step();
+  for (const v1::GroupStatus& group : update.groups()) {
+    furthest = std::max(furthest, group.step());
+    const bool trains = group.state() == v1::GROUP_STATE_TRAINING ||
+                        group.state() == v1::GROUP_STATE_AT_BOUNDARY ||
+                        group.state() == v1::GROUP_STATE_SOLO;
+    if (trains) behind = std::max(behind, run.version() - std::min(run.version(), group.version()));
+  }
+  metrics.Gauge("cadre_run_staleness_versions",
+                "How many versions the group that is furthest behind lacks.", behind, labels);
+  metrics.Gauge("cadre_run_furthest_step", "The highest step that a group has reached.", furthest,
+                labels);
+}
+
 void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now,
                 Metrics& metrics) {
   const Metrics::Labels labels = {{"run", run.run()}};
@@ -102,20 +121,7 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
   }
   metrics.Gauge("cadre_run_warnings", "What has gone wrong although the run goes on.",
                 run.warnings_size(), labels);
-  const v1::WatchUpdate update = machine.Update(run.run(), now);
-  uint32_t behind = 0;
-  uint32_t furthest = run.step();
-  for (const v1::GroupStatus& group : update.groups()) {
-    furthest = std::max(furthest, group.step());
-    const bool trains = group.state() == v1::GROUP_STATE_TRAINING ||
-                        group.state() == v1::GROUP_STATE_AT_BOUNDARY ||
-                        group.state() == v1::GROUP_STATE_SOLO;
-    if (trains) behind = std::max(behind, run.version() - std::min(run.version(), group.version()));
-  }
-  metrics.Gauge("cadre_run_staleness_versions",
-                "How many versions the group that is furthest behind lacks.", behind, labels);
-  metrics.Gauge("cadre_run_furthest_step", "The highest step that a group has reached.", furthest,
-                labels);
+  CollectProgress(machine.Update(run.run(), now), labels, metrics);
 }
 
 // Series exist from the start, so that the first event counts as an increase.
