@@ -43,11 +43,11 @@ struct MinCount {
 
 // What the seeds must cause together.
 constexpr MinCount kMinCounts[] = {
-    {"absences_outlasted", 20},
+    {"absences_outlasted", 50},
     {"aggregator_crashes_in_orders", 50},
     {"aggregators_cordoned", 20},
     {"aggregator_kills", 200},
-    {"aggregator_waits_ended", 20},
+    {"aggregator_waits_ended", 5},
     {"applies_repeated", 50},
     {"bad_hosts", 500},
     {"calls_broken", 1000},
@@ -72,11 +72,11 @@ constexpr MinCount kMinCounts[] = {
     {"cuts", 200},
     {"delayed_orders_reported", 1000},
     {"evaluation_parts_reassigned", 5},
-    {"files_damaged", 250},
+    {"files_damaged", 200},
     {"folders_lost", 300},
     {"disks_filled", 200},
     {"disks_hung", 200},
-    {"disks_rolled_back", 300},
+    {"disks_rolled_back", 250},
     {"disks_swapped", 100},
     {"divergences", 100},
     {"failures_data", 200},
