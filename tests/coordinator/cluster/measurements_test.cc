@@ -71,6 +71,8 @@ TEST(MeasurementsTest, IsBounded) {
   const v1::LayerTimesRecord& record = *all.TimesOf("cpu", "m1");
   ASSERT_EQ(record.times().time_size(), kMaxLayerTimes);
   EXPECT_EQ(record.times().time(kMaxLayerTimes - 1).samples(), kMaxLayerTimes + 10);
+  all.Record("cpu", "m1", MeasuredOf("fc1", 1, 1));
+  EXPECT_EQ(record.times().time_size(), kMaxLayerTimes) << "one more replaces the oldest";
   for (size_t i = 0; i < kMaxLinks; ++i) all.RecordLink({"a", absl::StrCat("b", i)}, LinkOf(i + 1));
   EXPECT_TRUE(all.LinkOf({"a", "b0"}).has_value());
   all.RecordLink({"b0", "a"}, LinkOf(7));

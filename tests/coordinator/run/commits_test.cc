@@ -309,6 +309,27 @@ TEST_F(KeptByTest, LoadedVersionsArePinned) {
       << "no shard has version 3";
 }
 
+TEST(CommitRecordTest, SumsOfAllShardsAreRecorded) {
+  const auto commit = Parse<v1::CommitRecord>(R"(
+      outer {} down {}
+      digests { outer { change_squared: 1 momentum_squared: 2 product: 3 }
+                residual { change_squared: 4 residual_squared: 5 } }
+      digests { outer { change_squared: 10 momentum_squared: 20 product: 30 }
+                residual { change_squared: 40 residual_squared: 50 } })");
+  v1::RunRecord run;
+  RecordOuter(commit, run);
+  RecordResidual(commit, run);
+  EXPECT_EQ(run.outer().change_squared(), 11);
+  EXPECT_EQ(run.outer().momentum_squared(), 22);
+  EXPECT_EQ(run.outer().product(), 33);
+  EXPECT_EQ(run.residual().change_squared(), 44);
+  EXPECT_EQ(run.residual().residual_squared(), 55);
+  RecordOuter({}, run);
+  RecordResidual({}, run);
+  EXPECT_EQ(run.outer().product(), 33) << "a round without an outer optimizer has none";
+  EXPECT_EQ(run.residual().change_squared(), 44);
+}
+
 TEST(CommitRecordTest, NewestTwoAreKept) {
   v1::CommitRecord commit = CommitOf(10);
   commit.add_keep(4);
