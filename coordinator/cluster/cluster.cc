@@ -337,8 +337,9 @@ std::optional<Member> Cluster::Remove(const std::string& member_id, absl::string
   if (member.connected()) {
     out().End(member.connection, absl::AbortedError(absl::StrCat(member_id, " ", reason)));
   }
-  members_.Remove(member_id);
-  out().EraseOne(MemberKey(member_id));
+  // The argument may be the id of the member that is removed.
+  members_.Remove(member.id());
+  out().EraseOne(MemberKey(member.id()));
   return member;
 }
 

@@ -134,16 +134,17 @@ void RunObligations::AddRestore(uint32_t shard, const ShardRestore& restore,
 
 void RunObligations::AddWork(std::vector<Obligation>& owed) const {
   // Versions cannot be loaded while a shard is away or lost.
-  if (run_.shards().AllOpen()) {
-    for (const auto& [group, version] : parts_.rounds.versions().loading()) {
-      if (!run_.slots().started().contains(group)) continue;
-      AddGroup(run_.slots()[group], "pull", version, absl::StrCat("loaded version ", version),
-               owed);
-    }
+  if (run_.averages() && !run_.shards().AllOpen()) return;
+  const RunVersions& versions = parts_.rounds.versions();
+  for (const auto& [group, version] : versions.loading()) {
+    if (!run_.slots().started().contains(group)) continue;
+    AddGroup(run_.slots()[group], "pull", version, absl::StrCat("loaded version ", version), owed);
   }
   if (!run_.record().has_evaluating()) return;
   const uint32_t version = run_.record().evaluating().version();
   for (const uint32_t group : run_.slots().started()) {
+    // It loads the version first.
+    if (versions.IsLoading(group)) continue;
     if (parts_.evaluation.PartOf(run_.slots()[group]) == nullptr) continue;
     AddGroup(run_.slots()[group], "evaluate", version,
              absl::StrCat("evaluated its part of version ", version), owed);

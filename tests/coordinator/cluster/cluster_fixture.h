@@ -43,7 +43,6 @@ class ClusterTest : public ::testing::Test {
     const auto joined = cluster_.OnHello(connections_, hello);
     if (!joined.has_value()) return nullptr;
     known_ = joined->known;
-    address_changed_ = joined->address_changed;
     replaced_ = joined->replaced;
     cluster_.Welcome(*joined->member, connections_);
     return joined->member;
@@ -100,7 +99,6 @@ class ClusterTest : public ::testing::Test {
   std::vector<ConnectionId> ended_;
   Replied replied_;
   bool known_ = false;
-  bool address_changed_ = false;
   std::vector<std::string> replaced_;
   uint64_t seen_ = 0;
 };

@@ -56,7 +56,7 @@ TEST_F(ClusterWorkersTest, CordonByNameAndById) {
 TEST_F(ClusterWorkersTest, CordonedWorkerThatIsAwayIsReadmitted) {
   Member& worker = JoinWorker("w");
   Cordon({.member = "w"});
-  cluster_.Remove(std::string(worker.id()), "has left");
+  cluster_.Remove(worker.id(), "has left");
   EXPECT_THAT(Cordon({.member = "w", .undo = true}).status, IsOk());
   EXPECT_TRUE(cluster_.standings().records().empty());
 }
@@ -69,7 +69,7 @@ TEST_F(ClusterWorkersTest, CordonOfAnAggregator) {
   EXPECT_EQ(NewEvents().back(), "aggregator a receives no new runs");
   EXPECT_THAT(Cordon({.member = "a", .drain = true}).status,
               IsError(absl::StatusCode::kFailedPrecondition, "is an aggregator"));
-  cluster_.Remove(std::string(member.id()), "has left");
+  cluster_.Remove(member.id(), "has left");
   const Replied undone = Cordon({.member = "a", .undo = true});
   EXPECT_THAT(undone.status, IsOk()) << "the cordon outlives its lease";
   EXPECT_THAT(undone.members, IsEmpty());

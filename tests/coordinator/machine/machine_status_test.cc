@@ -148,12 +148,12 @@ TEST_F(MachineStatusTest, NumbersOfMembers) {
 TEST_F(MachineStatusTest, TimeSinceTheRoundWasOpened) {
   AddMembers(1, 0);
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
-  EXPECT_EQ(cluster_.machine().RoundOpenedMs(run), 0) << "it has not started";
-  EXPECT_EQ(cluster_.machine().RoundOpenedMs("run-9"), 0);
+  EXPECT_EQ(cluster_.machine().Gauges(run).round_opened_ms, 0) << "it has not started";
+  EXPECT_EQ(cluster_.machine().Gauges("run-9").round_opened_ms, 0);
   cluster_.AddWorkers(1);
-  EXPECT_EQ(cluster_.machine().RoundOpenedMs(run), absl::ToUnixMillis(cluster_.now()));
+  EXPECT_EQ(cluster_.machine().Gauges(run).round_opened_ms, absl::ToUnixMillis(cluster_.now()));
   cluster_.StopRun(run);
-  EXPECT_EQ(cluster_.machine().RoundOpenedMs(run), 0);
+  EXPECT_EQ(cluster_.machine().Gauges(run).round_opened_ms, 0);
 }
 
 TEST_F(MachineStatusTest, PageTokens) {

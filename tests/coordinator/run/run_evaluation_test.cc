@@ -256,16 +256,17 @@ TEST_F(LastCheckpointTest, IdleWorkersMayFormGroup0Again) {
   EXPECT_FALSE(evaluation_.AwaitsCheckpoint());
 }
 
-TEST_F(LastCheckpointTest, OnlyGroup0WritesCheckpoints) {
+TEST_F(LastCheckpointTest, OnlyOneGroupWritesCheckpoints) {
   v1::Checkpointed report;
   report.mutable_place()->set_group(1);
   EXPECT_FALSE(evaluation_.OnCheckpointed(worker_, report));
-  EXPECT_THAT(TakeSent().at(0).refused().reason(), HasSubstr("only group 0"));
+  EXPECT_THAT(TakeSent().at(0).refused().reason(), HasSubstr("group 1 of run run-1 writes no checkpoints"));
   spec().mutable_checkpoint()->clear_directory();
   report.mutable_place()->set_group(0);
   Member& other = AddIdle("w3");
   EXPECT_FALSE(evaluation_.OnCheckpointed(other, report));
-  EXPECT_THAT(TakeSent().at(0).refused().reason(), HasSubstr("checkpoint.directory"));
+  EXPECT_THAT(TakeSent().at(0).refused().reason(),
+              HasSubstr("group 0 of run run-1 writes no checkpoints"));
 }
 
 TEST_F(LastCheckpointTest, FailuresAreReported) {

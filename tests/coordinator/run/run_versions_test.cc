@@ -27,8 +27,15 @@ class RunVersionsTest : public testing::RunPartTest {
  protected:
   RunVersionsTest() : RunPartTest(kRunOfVersions) {
     for (const uint32_t version : {4U, 9U, 10U}) Load(version);
-    for (uint32_t group = 0; group < 2; ++group) run_.slots.Add(Slot("run-1", group, kStart));
+    for (uint32_t group = 0; group < 2; ++group) AddStarted(group);
     options_.keep_commits = 5;
+  }
+  void AddStarted(uint32_t group) {
+    run_.slots.Add(Slot("run-1", group, kStart));
+    Slot& slot = run_.slots[group];
+    slot.Form(7 + group, {"w1"}, v1::Plan(), kStart);
+    slot.Start(10, 100, 110, false, kStart);
+    run_.slots.Update(slot);
   }
   static v1::CommitRecord CommitOf(uint32_t round) {
     v1::CommitRecord commit;
@@ -194,12 +201,17 @@ TEST_F(RunVersionsTest, VersionThatAGroupLoadsIsKept) {
   EXPECT_THAT(next.keep(), IsEmpty());
   versions_.SetKeep({{0, kStart}}, next);
   EXPECT_THAT(next.keep(), ElementsAre(4)) << "another group is away";
+  // Nor does one that is not started: the order to load is one of its last generation.
+  run_.slots[1].Clear("ended", kStart);
+  run_.slots.Update(run_.slots[1]);
+  versions_.SetKeep({}, next);
+  EXPECT_THAT(next.keep(), IsEmpty());
 }
 
 TEST_F(RunVersionsTest, RoundWaitsForGroupsWhoseVersionItWouldDiscard) {
   // Two versions are kept for such groups; this one is the third.
   for (const uint32_t version : {2U, 3U}) Load(version);
-  run_.slots.Add(Slot("run-1", 2, kStart));
+  AddStarted(2);
   versions_.SetLoading(0, 2);
   versions_.SetLoading(1, 3);
   versions_.SetLoading(2, 4);
@@ -261,8 +273,7 @@ TEST_F(RunVersionsTest, GroupsThatARollbackMayLeaveOut) {
               IsError(kInvalidArgument, "2 groups would remain, less than averaging.min_groups"));
   spec().mutable_averaging()->set_min_groups(0);
   spec().mutable_checkpoint()->set_directory("/checkpoints");
-  EXPECT_THAT(versions_.CheckRollback(4, {0}), IsError(kInvalidArgument, "group 0 writes"));
-  EXPECT_THAT(versions_.CheckRollback(4, {1}), IsOk());
+  EXPECT_THAT(versions_.CheckRollback(4, {0}), IsOk()) << "another group writes the checkpoints";
 }
 
 TEST_F(RunVersionsTest, RollbackIsARoundThatCopiesAVersion) {
