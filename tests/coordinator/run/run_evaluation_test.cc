@@ -260,7 +260,8 @@ TEST_F(LastCheckpointTest, OnlyOneGroupWritesCheckpoints) {
   v1::Checkpointed report;
   report.mutable_place()->set_group(1);
   EXPECT_FALSE(evaluation_.OnCheckpointed(worker_, report));
-  EXPECT_THAT(TakeSent().at(0).refused().reason(), HasSubstr("group 1 of run run-1 writes no checkpoints"));
+  EXPECT_THAT(TakeSent().at(0).refused().reason(),
+              HasSubstr("group 1 of run run-1 writes no checkpoints"));
   spec().mutable_checkpoint()->clear_directory();
   report.mutable_place()->set_group(0);
   Member& other = AddIdle("w3");
