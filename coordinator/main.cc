@@ -272,8 +272,9 @@ absl::Status Serve(const Credentials& credentials) {
   Failure failure;
   CoordinatorService service(ServiceOptions(planning, failure), credentials);
   if (!shared) CADRE_RETURN_IF_ERROR(service.Start(file.get(), FLAGS_store + ".backup"));
-  CADRE_ASSIGN_OR_RETURN(const auto daemon, Daemon::Start(ServerOptions(FLAGS_listen, credentials),
-                                                          service.services()));
+  DaemonOptions server = ServerOptions(FLAGS_listen, credentials);
+  server.bulk_data = false;
+  CADRE_ASSIGN_OR_RETURN(const auto daemon, Daemon::Start(server, service.services()));
   CADRE_ASSIGN_OR_RETURN(
       auto metrics,
       kProgram.StartMetrics([&] { return Ready(service); },

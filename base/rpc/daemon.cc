@@ -125,6 +125,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfConnection);
   // With SO_REUSEPORT two daemons on one port would share its connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, options.bulk_data ? 1 : 0);
   if (options.credentials.secure()) LimitConnectionAge(options.max_connection_age, builder);
   grpc::ResourceQuota quota("daemon");
   quota.Resize(options.memory_quota_bytes);

@@ -43,6 +43,9 @@ struct DaemonOptions {
   // Memory that gRPC may use for all calls before it applies backpressure: enough for 128 streams
   // with one chunk in transit.
   size_t memory_quota_bytes = size_t{192} << 20;
+  // Whether streams carry bulk data, so that flow control lets peers send as much ahead as the
+  // link holds. Otherwise a peer sends at most 64 KiB ahead of the reader of each stream.
+  bool bulk_data = true;
 };
 
 // OK when a server may listen on `listen` (host:port): the host is a loopback address, or
