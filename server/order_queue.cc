@@ -169,6 +169,9 @@ std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
   for (const auto& [subject, delay] : delays_) add(delay);
   for (const Waiting& waiting : new_) {
     const Lane lane = LaneOf(waiting.order);
+    // The coordinator gives up a run whose shard cannot be created for long; this one was not
+    // tried.
+    if (waiting.order.has_open_run()) continue;
     if (now - waiting.since < kSlowOrder || taken_.contains(lane) || HasThread(lane)) continue;
     Delay delay{.since = waiting.since};
     delay.order.set_run(lane.second);

@@ -229,9 +229,10 @@ v1::RunOpened ShardHost::Describe(const std::string& run) const {
   v1::RunOpened shard;
   shard.set_run(run);
   absl::MutexLock lock(&mutex_);
-  const v1::OpenRun open = runs_.Find(run).value().open;
-  shard.set_shard(open.shard());
-  shard.set_shards(open.shards());
+  const std::optional<KnownRuns::Run> known = runs_.Find(run);
+  if (!known) return shard;
+  shard.set_shard(known->open.shard());
+  shard.set_shards(known->open.shards());
   const v1::ShardState state = StateOf(ledger_.States(), run);
   shard.set_hollow(state.run().empty());
   shard.set_version(ledger_.HollowVersion(run).value_or(state.version()));

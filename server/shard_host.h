@@ -93,7 +93,7 @@ class ShardHost {
   // Applied.missing names groups, the caller may retry, except that after FailedPrecondition the
   // shard is hollow, and the round requires the values that it does not have.
   absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The shard of the run as an answer to OpenRun. Requires: its files are known.
+  // The shard of the run as an answer to OpenRun; empty if its files are not known.
   v1::RunOpened Describe(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Not durable: after a restart OpenRun carries the version of the run.
   void Publish(const v1::Publish& publish) ABSL_LOCKS_EXCLUDED(mutex_);

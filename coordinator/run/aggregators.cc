@@ -41,11 +41,12 @@ void Aggregators::OpenAll() {
   for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
 }
 
-void Aggregators::OnJoined(const Member& member) {
+void Aggregators::OnJoined(const Member& member, bool active) {
+  directory_.OnJoined(member.record.name());
+  if (!active) return;
   for (int shard = 0; shard < shards_.size(); ++shard) {
     if (shards_.Owns(member.record.name(), shard)) SendOpenRun(shard);
   }
-  directory_.OnJoined(member.record.name());
 }
 
 bool Aggregators::IsOfShard(const Member& member, const v1::RunOpened& opened) const {

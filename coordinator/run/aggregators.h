@@ -60,7 +60,8 @@ class Aggregators {
   ShardChoice& choice() { return choice_; }
   const ShardChoice& choice() const { return choice_; }
   void OpenAll();
-  void OnJoined(const Member& member);
+  // `active`: the run uses its shards.
+  void OnJoined(const Member& member, bool active);
   // A stream of the aggregator has ended, or its lease.
   void OnLost(const std::string& name) {
     shards_.Close(name);

@@ -22,7 +22,7 @@ std::vector<LateObligation> Obligations::Update(std::vector<Obligation> owed, ab
       entry.since = known->second.since;
       entry.reported = known->second.reported;
     }
-    const bool is_late = entry.AgeAt(now) >= kMaxObligationAge;
+    const bool is_late = entry.IsLateAt(now);
     if (is_late && !entry.reported) late.push_back({entry.what, entry.AgeAt(now)});
     entry.reported = is_late;
     owed_.insert_or_assign(key, std::move(entry));
@@ -33,7 +33,7 @@ std::vector<LateObligation> Obligations::Update(std::vector<Obligation> owed, ab
 std::vector<LateObligation> Obligations::Late(absl::Time now) const {
   std::vector<LateObligation> late;
   for (const auto& [key, entry] : owed_) {
-    if (entry.AgeAt(now) >= kMaxObligationAge) late.push_back({entry.what, entry.AgeAt(now)});
+    if (entry.IsLateAt(now)) late.push_back({entry.what, entry.AgeAt(now)});
   }
   std::stable_sort(late.begin(), late.end(),
                    [](const auto& a, const auto& b) { return a.age > b.age; });
@@ -43,7 +43,7 @@ std::vector<LateObligation> Obligations::Late(absl::Time now) const {
 absl::Time Obligations::NextLate(absl::Time now) const {
   absl::Time next = absl::InfiniteFuture();
   for (const auto& [key, entry] : owed_) {
-    const absl::Duration left = kMaxObligationAge - entry.AgeAt(now);
+    const absl::Duration left = entry.what.allowed - entry.AgeAt(now);
     if (left > absl::ZeroDuration()) next = std::min(next, now + left);
   }
   return next;

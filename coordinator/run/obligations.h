@@ -3,8 +3,8 @@
 //
 // What is owed follows from the state of the run (run_obligations.h), so it needs no bookkeeping of
 // messages: an order that was lost is owed like one that hangs. This class knows since when. By the
-// coordinator's own clock, an obligation is late after kMaxObligationAge in which its member has
-// not shown progress.
+// coordinator's own clock, an obligation is late after the time that it may take without progress
+// of its member.
 //
 // Pure and thread-compatible: time is the argument `now`.
 #pragma once
@@ -21,6 +21,7 @@
 
 namespace cadre {
 
+// For what takes little time by itself.
 inline constexpr absl::Duration kMaxObligationAge = absl::Seconds(30);
 
 struct Obligation {
@@ -38,6 +39,7 @@ struct Obligation {
   absl::Time progress = absl::InfinitePast();
   // What the member has reported of it last.
   std::string error = "";
+  absl::Duration allowed = kMaxObligationAge;
 };
 
 struct LateObligation {
@@ -66,6 +68,7 @@ class Obligations {
     bool reported = false;
 
     absl::Duration AgeAt(absl::Time now) const { return now - std::max(since, what.progress); }
+    bool IsLateAt(absl::Time now) const { return AgeAt(now) >= what.allowed; }
   };
 
   std::map<Key, Entry> owed_;

@@ -220,7 +220,7 @@ void Run::OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed) 
 }
 
 void Run::OnAggregatorJoined(const Member& member) {
-  if (active()) aggregators_.OnJoined(member);
+  aggregators_.OnJoined(member, active());
   if (behind()) aggregators_.RequestReport(member);
 }
 

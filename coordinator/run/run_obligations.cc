@@ -25,6 +25,12 @@ namespace cadre {
 namespace {
 
 constexpr absl::Duration kUpdateInterval = absl::Seconds(1);
+// An order reads or writes its shard on a disk that is at least this fast.
+constexpr double kMinDiskBytesPerSecond = 50e6;
+// A group makes progress at least as often as after so many of its steps.
+constexpr double kMaxPauseSteps = 10;
+// One thread searches the plans of all runs.
+constexpr absl::Duration kMaxSearch = absl::Minutes(5);
 constexpr absl::string_view kNotReported = "it does not report this order";
 
 // Null if the member does not report the order as delayed.
@@ -85,7 +91,9 @@ std::vector<Obligation> RunObligations::Owed() const {
   if (run_.averages()) AddOrders(owed);
   AddWork(owed);
   if (!run_.slots().waiting().empty() && planner_.IsSearching(run_.id())) {
-    owed.push_back({.kind = "plan", .text = "no plan was found for the measured workers"});
+    owed.push_back({.kind = "plan",
+                    .text = "no plan was found for the measured workers",
+                    .allowed = kMaxSearch});
   }
   return owed;
 }
@@ -157,24 +165,30 @@ void RunObligations::AddOrder(uint32_t shard, absl::string_view kind, uint32_t n
   const Member* const member = cluster_.members().Aggregator(name);
   if (member == nullptr || !member->connected()) return;
   const v1::DelayedOrder* const report = FindReport(*member, run_.id(), kind);
+  const double bytes =
+      static_cast<double>(run_.Parameters()) / run_.shards().size() * sizeof(float);
   owed.push_back({.kind = std::string(kind),
                   .member = name,
                   .number = number,
                   .text = absl::StrCat("aggregator ", name, " has not ", what),
-                  .error = report == nullptr ? std::string(kNotReported) : report->reason()});
+                  .error = report == nullptr ? std::string(kNotReported) : report->reason(),
+                  .allowed = kMaxObligationAge + absl::Seconds(bytes / kMinDiskBytesPerSecond)});
 }
 
 void RunObligations::AddGroup(const Slot& slot, absl::string_view kind, uint32_t number,
                               absl::string_view what, std::vector<Obligation>& owed) const {
   const Member* const lead = cluster_.members().Find(slot.record().members(0));
   if (lead == nullptr) return;
-  owed.push_back({.kind = std::string(kind),
-                  .member = lead->record.name(),
-                  .group = slot.group(),
-                  .number = number,
-                  .text = absl::StrCat("group ", slot.group(), " (worker ", lead->record.name(),
-                                       ") has made no progress and not ", what),
-                  .progress = ProgressOf(slot)});
+  owed.push_back(
+      {.kind = std::string(kind),
+       .member = lead->record.name(),
+       .group = slot.group(),
+       .number = number,
+       .text = absl::StrCat("group ", slot.group(), " (worker ", lead->record.name(),
+                            ") has made no progress and not ", what),
+       .progress = ProgressOf(slot),
+       .allowed = std::max(kMaxObligationAge,
+                           kMaxPauseSteps * absl::Seconds(slot.progress.step_seconds()))});
 }
 
 absl::Time RunObligations::ProgressOf(const Slot& slot) const {

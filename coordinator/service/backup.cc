@@ -48,9 +48,11 @@ absl::Status WriteBackup(Store& store, const std::string& path) {
   CADRE_RETURN_IF_ERROR(RemoveCopy(path));
   const absl::Status written = WriteCopy(store, path);
   // A part of a copy must not fill the disk.
-  if (!written.ok()) RemoveCopy(path).IgnoreError();
+  if (!written.ok()) RemoveBackup(path);
   return written;
 }
+
+void RemoveBackup(const std::string& path) { RemoveCopy(path).IgnoreError(); }
 
 void BackupStream::Send(const std::string& path) {
   absl::MutexLock lock(&mutex_);

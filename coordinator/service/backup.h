@@ -24,6 +24,9 @@ namespace cadre {
 // SqliteStore::Open for the copy.
 absl::Status WriteBackup(Store& store, const std::string& path);
 
+// Removes what WriteBackup has written, also a part of it.
+void RemoveBackup(const std::string& path);
+
 // Sends a file in chunks, the next one when the one before is written, and removes the file.
 class BackupStream final : public RequestStream {
  public:

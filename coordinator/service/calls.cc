@@ -16,8 +16,9 @@
 namespace cadre {
 namespace {
 
-constexpr RequestStream::Limits kSubmitLimits = {.max_memory = kMaxSubmitMemory,
-                                                 .keeps_turn = true};
+// Groups that are left out are listed.
+constexpr RequestStream::Limits kRollbackLimits = {.max_memory = 256 << 10};
+constexpr RequestStream::Limits kSubmitLimits = {.max_memory = kMaxSubmitMemory, .is_large = true};
 
 // On the thread of the call: the loop is not delayed by specs that it would refuse.
 absl::Status CheckSubmit(const Machine::Options& options, const v1::SubmitRequest& request) {
@@ -70,7 +71,7 @@ class CoordinatorService::Runs final : public CallService<v1::Runs> {
     AddUnary("Stop", &Runs::Stop);
     AddUnary("List", &Runs::List);
     AddUnary("Resume", &Runs::Resume);
-    AddUnary("Rollback", &Runs::Rollback);
+    AddUnary("Rollback", &Runs::Rollback, kRollbackLimits);
     AddUnary("Adopt", &Runs::Adopt);
     AddUnary("Scale", &Runs::Scale);
     AddUnary("Delete", &Runs::Delete);

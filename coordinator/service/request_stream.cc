@@ -3,6 +3,7 @@
 #include "coordinator/service/request_stream.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "base/rpc/bounded_parse.h"
@@ -16,9 +17,11 @@ namespace cadre {
 
 bool RequestTurns::Join(Reader& reader, const std::string& peer) {
   absl::MutexLock lock(&mutex_);
-  if (waiting_.size() >= max_waiting_) return false;
-  waiting_.push_back({&reader, peer});
-  GiveTurns();
+  // Those that wait cannot use a turn that is free for this peer.
+  if (Give(reader, peer)) return true;
+  StreamSlots::Slot place = places_.Take(peer);
+  if (!place.taken()) return false;
+  waiting_.push_back({&reader, peer, std::move(place)});
   return true;
 }
 
@@ -28,17 +31,17 @@ void RequestTurns::Leave(Reader& reader) {
   if (turns_.erase(&reader) > 0) GiveTurns();
 }
 
+bool RequestTurns::Give(Reader& reader, const std::string& peer) {
+  StreamSlots::Slot slot = slots_.Take(peer);
+  if (!slot.taken()) return false;
+  turns_[&reader] = std::move(slot);
+  reader.OnTurn();
+  return true;
+}
+
 void RequestTurns::GiveTurns() {
   for (auto next = waiting_.begin(); next != waiting_.end();) {
-    StreamSlots::Slot slot = slots_.Take(next->peer);
-    if (!slot.taken()) {
-      ++next;
-      continue;
-    }
-    Reader& reader = *next->reader;
-    next = waiting_.erase(next);
-    turns_[&reader] = std::move(slot);
-    reader.OnTurn();
+    next = Give(*next->reader, next->peer) ? waiting_.erase(next) : std::next(next);
   }
 }
 
@@ -59,7 +62,7 @@ void RequestStream::Begin() {
 void RequestStream::OnTurn() {
   absl::MutexLock lock(&mutex_);
   if (ending()) return;
-  Await();
+  if (!limits_.is_large) Await();
   StartRead(&incoming_);
 }
 
@@ -82,7 +85,7 @@ void RequestStream::OnReadDone(bool ok) {
     Continue();
   }
   incoming_.Clear();
-  if (!limits_.keeps_turn || !parsed.ok()) turns_.Leave(*this);
+  if (!limits_.is_large || !parsed.ok()) EndTurn();
   if (!parsed.ok()) return End(parsed);
   OnRequest();
 }
@@ -112,10 +115,10 @@ void UnaryCall::OnCancel() {
 }
 
 void UnaryCall::Reply(const absl::Status& status) {
+  EndTurn();
   absl::MutexLock lock(&mutex_);
-  if (!status.ok()) return EndLocked(status);
-  // The caller reads the reply at its own pace: the stream ends when it is written.
-  Queue(reply());
+  if (status.ok()) Queue(reply());
+  EndLocked(status);
 }
 
 }  // namespace cadre

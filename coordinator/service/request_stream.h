@@ -15,7 +15,6 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -46,10 +45,10 @@ class RequestTurns {
     ~Reader() = default;
   };
 
-  RequestTurns(int turns, size_t max_waiting) : slots_(turns), max_waiting_(max_waiting) {}
+  RequestTurns(int turns, int max_waiting) : slots_(turns), places_(max_waiting) {}
 
   // Calls reader.OnTurn once, before it returns or later. `reader` is borrowed until Leave. False
-  // if too many wait.
+  // if too many wait; one peer may be three quarters of those, too.
   bool Join(Reader& reader, const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends the reader's turn, or its wait. OnTurn is not called afterwards.
   void Leave(Reader& reader) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -58,11 +57,13 @@ class RequestTurns {
   struct Waiting {
     Reader* reader = nullptr;
     std::string peer;
+    StreamSlots::Slot place;
   };
+  bool Give(Reader& reader, const std::string& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveTurns() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   StreamSlots slots_;
-  const size_t max_waiting_;
+  StreamSlots places_;
   absl::Mutex mutex_;
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   std::map<Reader*, StreamSlots::Slot> turns_ ABSL_GUARDED_BY(mutex_);
@@ -72,10 +73,11 @@ class RequestTurns {
 class RequestStream : public StreamWriter, private RequestTurns::Reader {
  public:
   struct Limits {
-    // Of the parsed request.
+    // The parsed request takes at most this much.
     int64_t max_memory = 16 << 10;
-    // The call has its turn until it ends: its request may be large, and its event copies it.
-    bool keeps_turn = false;
+    // The request may be large: its caller has any time to send it, and the call has its turn until
+    // the reply, because its event has a copy.
+    bool is_large = false;
   };
   // What the streams of a service share. Borrowed.
   struct Shared {
@@ -101,6 +103,8 @@ class RequestStream : public StreamWriter, private RequestTurns::Reader {
   // The request is parsed. The call exists until this function returns, also if it ends meanwhile.
   virtual void OnRequest() = 0;
 
+  void EndTurn() ABSL_LOCKS_EXCLUDED(mutex_) { turns_.Leave(*this); }
+
  private:
   void OnTurn() override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Parse();
@@ -118,7 +122,8 @@ class UnaryCall : public RequestStream {
   // The call will be ended by Reply only, and a cancellation is passed to `on_cancel`. False: it
   // has ended. Requires: OnRequest is running.
   bool Keep(std::function<void()> on_cancel) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends the call, with the reply if the status is OK.
+  // Ends the call, with the reply if the status is OK. A caller that does not read its reply is
+  // cancelled.
   void Reply(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -130,8 +135,6 @@ class UnaryCall : public RequestStream {
   virtual const google::protobuf::Message& reply() const = 0;
 
  private:
-  void OnWritten() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { EndLocked(absl::OkStatus()); }
-
   std::function<void()> on_cancel_ ABSL_GUARDED_BY(mutex_);
 };
 

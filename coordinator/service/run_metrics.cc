@@ -102,7 +102,7 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
                   std::max(0.0, absl::ToDoubleSeconds(now - absl::FromUnixMillis(opened))), labels);
   }
   metrics.Gauge("cadre_run_obligations_late",
-                "What members or the planner owe the run and have not done in 30 seconds.",
+                "What members or the planner owe the run and have not done in time.",
                 static_cast<double>(gauges.late), labels);
   CollectTraffic(run, labels, metrics);
   metrics.Counter("cadre_run_evaluation_seconds_total",

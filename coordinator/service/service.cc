@@ -29,7 +29,7 @@ constexpr size_t kMaxCalls = 1024;
 constexpr int kRequestTurns = 4;
 // Maximum of streams, and the time in which the peer of one that has ended must read what is left.
 constexpr int kMaxStreams = 1 << 16;
-constexpr absl::Duration kMaxEndTime = absl::Seconds(10);
+constexpr absl::Duration kMaxEndTime = absl::Seconds(20);
 
 absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
 
@@ -292,21 +292,27 @@ void CoordinatorService::BeginBackup(uint64_t id, BackupStream& stream) {
     backup_id_ = id;
   }
   const absl::Status queued =
-      loop->RunQuery([this](const Machine&, absl::Time) { PrepareBackup(); });
+      loop->RunQuery([this, id](const Machine&, absl::Time) { PrepareBackup(id); });
   if (!queued.ok()) stream.End(queued);
 }
 
-void CoordinatorService::PrepareBackup() {
+void CoordinatorService::PrepareBackup(uint64_t id) {
+  // The caller may cancel at any time, and another one may have begun a backup since.
+  const auto awaited = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return backup_ != nullptr && backup_id_ == id && !backup_->ended();
+  };
   std::string path;
   {
     absl::MutexLock lock(&mutex_);
+    if (!awaited()) return;
     path = backup_path_;
   }
   const absl::Status written = WriteBackup(*store_, path);
   if (!written.ok()) LOG(ERROR) << "backup: " << written;
   absl::MutexLock lock(&mutex_);
-  if (backup_ == nullptr) return;
-  if (written.ok()) {
+  if (!awaited()) {
+    RemoveBackup(path);
+  } else if (written.ok()) {
     backup_->Send(path);
   } else {
     backup_->End(written);

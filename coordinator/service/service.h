@@ -144,8 +144,8 @@ class CoordinatorService final
   void EndStreams(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends all streams and waiting calls. Requires: the loop has stopped.
   void EndAll(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Writes the file of the backup in progress; on the loop's thread.
-  void PrepareBackup() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Writes the file of this backup if it is in progress; on the loop's thread.
+  void PrepareBackup(uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Loop::Options options_;
   const Credentials credentials_;

@@ -36,7 +36,10 @@ void Loads::Check() {
   const SimulatedCoordinator& coordinator = coordinators_.current();
   if (coordinators_.two() || !coordinator.up() || coordinator.stalled()) return;
   const uint64_t ended = world_.counters["streams_broken"] + world_.counters["queues_full"];
-  shards_away_ = std::exchange(streams_ended_, ended) != ended ||
+  // A coordinator that has started learns of pauses anew.
+  const uint64_t starts = world_.counters["coordinator_starts"];
+  const bool restarted = std::exchange(starts_, starts) != starts;
+  shards_away_ = std::exchange(streams_ended_, ended) != ended || restarted ||
                  std::any_of(aggregators_.begin(), aggregators_.end(), [this](const auto& one) {
                    // A shard is away until its aggregator has opened it.
                    const HostConditions& host = world_.hosts[one->name()];

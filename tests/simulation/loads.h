@@ -67,6 +67,7 @@ class Loads {
   // The newest round of each run whose commit was judged.
   std::map<std::string, uint32_t> judged_;
   uint64_t adopted_ = 0;
+  uint64_t starts_ = 0;
   uint64_t streams_ended_ = 0;
   bool shards_away_ = false;
   int changes_ = 0;

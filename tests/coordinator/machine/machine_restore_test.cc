@@ -329,6 +329,28 @@ TEST_F(RestoreShardTest, WrongDigestOfASeedTriesOtherSources) {
   ExpectRestored(run);
 }
 
+TEST_F(RestoreShardTest, AggregatorThatReturnsWhileTheRunIsParkedIsNotAway) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(0));
+  cluster_.Fail(cluster_.Lead(run, 0));
+  cluster_.Fail(cluster_.Lead(run, 1));
+  const auto disk = agg(0).shards;
+  cluster_.Wipe(agg(0));
+  ExpectParked(run);
+  cluster_.Kill(agg(1));
+  cluster_.Restart(agg(1));
+  cluster_.Run(absl::Hours(2));
+  RestoreDisk(agg(0), disk);
+  cluster_.ResumeRun(run);
+  cluster_.Run(absl::Seconds(30));
+  const uint32_t generation = cluster_.Group(run, 0).generation();
+  ASSERT_NE(generation, 0u) << ReasonOf(run);
+  cluster_.Kill(agg(1));
+  cluster_.Run(absl::Seconds(1));
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation) << cluster_.Group(run, 0).reason();
+  EXPECT_EQ(cluster_.Counter("aggregator_waits_ended"), 0u);
+}
+
 TEST_F(RestoreShardTest, NoSourceParksTheRun) {
   const std::string run = Begin();
   cluster_.Kill(agg(0));

@@ -37,13 +37,15 @@ class RequestTurnsTest : public ::testing::Test {
   };
 
   std::vector<std::string> order_;
-  Reader a_{"a", order_}, b_{"b", order_}, c_{"c", order_}, d_{"d", order_}, e_{"e", order_};
-  RequestTurns turns_{4, 2};
+  Reader a_{"a", order_}, b_{"b", order_}, c_{"c", order_}, d_{"d", order_}, e_{"e", order_},
+      f_{"f", order_};
+  RequestTurns turns_{4, 1};
 };
 
 TEST_F(RequestTurnsTest, OnePeerLeavesAQuarter) {
   for (Reader* reader : {&a_, &b_, &c_, &d_}) EXPECT_TRUE(turns_.Join(*reader, "peer"));
   EXPECT_THAT(order_, ElementsAre("a", "b", "c"));
+  EXPECT_FALSE(turns_.Join(f_, "peer")) << "it may not take all places of those that wait, either";
   EXPECT_TRUE(turns_.Join(e_, "other"));
   EXPECT_THAT(order_, ElementsAre("a", "b", "c", "e")) << "the last turn is for others";
   turns_.Leave(b_);
@@ -93,7 +95,7 @@ class Echo final : public RequestService<v1::Runs> {
     });
     Add("Submit", [this](grpc::CallbackServerContext* context) {
       return new UnaryCallOf<v1::SubmitRequest, v1::SubmitReply>(
-          {turns_, streams_}, {.keeps_turn = true}, context,
+          {turns_, streams_}, {.is_large = true}, context,
           [](UnaryCall& call, const v1::SubmitRequest& request, v1::SubmitReply& reply) {
             reply.set_run(request.spec().name());
             call.Reply(absl::OkStatus());
