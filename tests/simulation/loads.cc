@@ -130,7 +130,12 @@ void Loads::CheckCommit(const v1::RunRecord& run, const v1::CommitRecord& commit
     world_.Violate(Describe(commit), " does not keep version ", version, ", which a group loads");
   }
   const uint32_t every = KeptVersionsOf(run.spec().averaging()).every;
+  const auto next = Read<v1::CommitRecord>(coordinators_.current().store(),
+                                           CommitKey(run.run(), commit.round() + 1));
   for (const uint32_t version : commit.keep()) {
+    // The run is being rolled back to it.
+    if (run.has_rollback() && run.rollback() == version) continue;
+    if (next.has_value() && next->has_restores() && next->restores() == version) continue;
     const auto may_load = [version](const auto& entry) {
       return std::any_of(entry.second.had.begin(), entry.second.had.end(),
                          [version](const auto& had) { return had.second <= version; });

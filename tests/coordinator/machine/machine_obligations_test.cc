@@ -62,7 +62,7 @@ TEST_F(MachineObligationsTest, ErrorOfTheAggregatorIsNamed) {
   }
   cluster_.Send(agg(0), heartbeat);
   EXPECT_TRUE(HasEvent(v1::EVENT_KIND_ORDER_DELAYED,
-                       "aggregator agg-0 has not applied round 1 to shard 0 for 30s"));
+                       "aggregator agg-0 has not applied round 1 to shard 0 for 3"));
   EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("aggregator agg-0"),
                                    HasSubstr("version-1.new: No space left on device")));
   EXPECT_EQ(AggregatorOf(0).delayed_orders_size(), 1) << "its own report";
