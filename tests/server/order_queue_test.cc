@@ -93,6 +93,20 @@ TEST(OrderQueue, RunThatHangsStopsNoOtherRun) {
   EXPECT_EQ(queue.Take(kStart + kWait)->apply().run(), "b");
 }
 
+// The coordinator ends a run whose shard cannot be created for long.
+TEST(OrderQueue, ShardWhoseCreationWaitsForAThreadHasNotFailed) {
+  OrderQueue queue({.retry_wait = kWait, .max_taken = 2});
+  for (const char* const run : {"a", "b"}) queue.Add(Apply(run, 1), kStart);
+  v1::CoordinatorMessage open;
+  open.mutable_open_run()->set_run("c");
+  queue.Add(open, kStart);
+  ASSERT_TRUE(queue.Take(kStart).has_value());
+  ASSERT_TRUE(queue.Take(kStart).has_value());
+  for (const v1::DelayedOrder& delayed : queue.Delayed(kStart + absl::Hours(1))) {
+    EXPECT_EQ(delayed.order(), "apply");
+  }
+}
+
 TEST(OrderQueue, NamesTheOrderThatOccupiesAThread) {
   OrderQueue queue({.retry_wait = kWait, .max_taken = 2});
   for (const char* const run : {"a", "b", "c"}) queue.Add(Apply(run, 1), kStart);

@@ -40,6 +40,16 @@ TEST(Obligations, AreLateAfterTheirLimit) {
   EXPECT_EQ(obligations.NextLate(late), absl::InfiniteFuture());
 }
 
+TEST(Obligations, MayTakeLongerThanOthers) {
+  Obligations obligations;
+  Obligation large = OwedApply(1);
+  large.allowed = absl::Minutes(20);
+  obligations.Update({large}, kOwedSince);
+  EXPECT_EQ(obligations.NextLate(kOwedSince), kOwedSince + large.allowed);
+  EXPECT_THAT(obligations.Late(kOwedSince + large.allowed - kInstant), IsEmpty());
+  EXPECT_THAT(obligations.Update({large}, kOwedSince + large.allowed), SizeIs(1));
+}
+
 TEST(Obligations, BeginAgainWithTheNextRound) {
   Obligations obligations;
   obligations.Update({OwedApply(1)}, kOwedSince);
