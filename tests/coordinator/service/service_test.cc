@@ -204,6 +204,25 @@ TEST_F(ServiceTest, BackupIsAStore) {
   EXPECT_TRUE(meta.backup());
 }
 
+TEST_F(ServiceTest, BackupThatWasCancelledIsNotWritten) {
+  const auto backup = [&](absl::Duration limit) {
+    return client_->Backup(absl::Now() + limit,
+                           [](const v1::BackupChunk&) { return absl::OkStatus(); });
+  };
+  BusyLoop busy(coordinator_->service());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(backup(absl::Milliseconds(200))));
+  // Another one is refused until the coordinator knows of the end of the first.
+  EXPECT_TRUE(Await([&] { return absl::IsDeadlineExceeded(backup(absl::Milliseconds(200))); }));
+  busy.End();
+  const auto nothing = [](const Machine&, absl::Time) {};
+  ASSERT_TRUE(Await([&] {
+    EXPECT_EQ(coordinator_->service().Read(nothing, kLimit), absl::OkStatus());
+    return !std::filesystem::exists(path_ + ".backup");
+  }));
+  EXPECT_TRUE(Await([&] { return backup(kLimit).ok(); }));
+  EXPECT_FALSE(std::filesystem::exists(path_ + ".backup"));
+}
+
 TEST_F(ServiceTest, BackupEndsWithAnErrorOfTheReader) {
   EXPECT_THAT(client_->Backup(absl::Now() + kLimit,
                               [](const v1::BackupChunk&) { return absl::DataLossError("full"); }),
