@@ -198,10 +198,14 @@ class ServiceTest : public ::testing::Test {
     EXPECT_EQ(Counter("refused_oversized"), 1u);
   }
 
+  // Whether the condition, which may have effects, holds within kLimit.
   bool Await(const std::function<bool()>& condition) {
     const absl::Time limit = absl::Now() + kLimit;
-    while (!condition() && absl::Now() < limit) absl::SleepFor(absl::Milliseconds(10));
-    return condition();
+    while (!condition()) {
+      if (absl::Now() >= limit) return false;
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return true;
   }
 
   absl::Duration lease_ = absl::Seconds(10);
