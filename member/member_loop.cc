@@ -89,9 +89,6 @@ class MemberLoop {
   }
 
   TrainerOutcome Run() {
-    for (StateVault* vault : {options_.states, options_.residuals}) {
-      if (vault != nullptr) vault->Enter(assignment_);
-    }
     progress_.Enter(v1::ACTIVITY_PREPARING);
     absl::Status status = Prepare();
     if (status.ok()) status = Train();
@@ -142,6 +139,11 @@ class MemberLoop {
     on_cancel_ =
         cancellation_.OnCancel([this](const absl::Status& reason) { transport_->Abort(reason); });
     progress_.Advance();
+    // Not before: a generation of another group that cannot open its data or reach its peers must
+    // not cost the rank its states.
+    for (StateVault* vault : {options_.states, options_.residuals}) {
+      if (vault != nullptr) vault->Enter(assignment_);
+    }
     CADRE_RETURN_IF_ERROR(model_.Prepare(*transport_, protocol_, failure_));
     progress_.Advance();
     CADRE_RETURN_IF_ERROR(averager_->Prepare(control_));
