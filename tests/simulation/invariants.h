@@ -193,6 +193,9 @@ class Invariants {
   std::map<std::pair<std::string, uint32_t>, v1::CommitRecord> closed_;
   // Other closings of the same rounds, of which the aggregators may still make the version instead.
   std::map<std::pair<std::string, uint32_t>, std::vector<Rival>> rivals_;
+  // What the first attempt at a round made, while another one was ordered: a shard that was lost
+  // meanwhile may still carry out the first order.
+  std::map<std::pair<std::string, uint32_t>, Rival> first_attempts_;
   // All acknowledged contributions, and those that must still be on the disk of their aggregator.
   std::set<std::pair<ContributionKey, std::string>> acknowledged_;
   std::set<std::pair<ContributionKey, std::string>> kept_;

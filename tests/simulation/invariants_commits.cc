@@ -57,6 +57,13 @@ bool Invariants::IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& com
   }
   // A shard that was restored from a group does not have the order that made its version.
   const bool known = !commit.participants().empty() || commit.has_restores();
+  // Another coordinator has made the round again, which is forgotten (docs/design/averaging.md).
+  const auto attempt = first_attempts_.find(version);
+  if (attempt != first_attempts_.end() && SameMaking(attempt->second.closed, commit)) {
+    world_.Count("first_attempts_adopted");
+    std::swap(closed_[version], attempt->second.closed);
+    std::swap(versions_[commit.run()][commit.round()], attempt->second.values);
+  }
   if (known && !SameMaking(first->second, commit)) {
     const bool lost = !written_.contains(version) || HasLostDisk(run);
     if (!lost) world_.Violate(Describe(commit), " is rebuilt with other participants");
@@ -167,12 +174,15 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
     world_.Violate(Describe(commit), " was committed and is changed");
   }
   if (commit.attempt() > before.attempt()) {
-    CheckNextAttempt(world_, before, commit);
+    // Another coordinator may have closed the round, and made it again.
+    if (!restored_.contains(commit.run())) CheckNextAttempt(world_, before, commit);
     v1::RunRecord run;
     run.set_run(commit.run());
     *run.mutable_spec() = specs_[commit.run()];
     closed_[{commit.run(), commit.round()}] = commit;
-    versions_[commit.run()][commit.round()] = ValuesOf(run, commit);
+    Values& values = versions_[commit.run()][commit.round()];
+    first_attempts_.try_emplace({commit.run(), commit.round()}, Rival{before, std::move(values)});
+    values = ValuesOf(run, commit);
     return;
   }
   if (!SameMaking(before, commit) || before.step() != commit.step() ||

@@ -21,6 +21,8 @@ constexpr absl::Duration kProgressPause = absl::Seconds(4);
 constexpr absl::Duration kLongPause = absl::Seconds(18);
 // Reports of groups arrive within this time.
 constexpr absl::Duration kMaxReport = absl::Seconds(10);
+// A round that closes for longer waits for a shard, which is not open for the coordinator.
+constexpr absl::Duration kMaxClosing = absl::Seconds(2);
 
 }  // namespace
 
@@ -32,6 +34,7 @@ void Loads::Check() {
       foreign) {
     runs_.clear();
     judged_.clear();
+    closing_.clear();
   }
   const SimulatedCoordinator& coordinator = coordinators_.current();
   if (coordinators_.two() || !coordinator.up() || coordinator.stalled()) return;
@@ -41,9 +44,10 @@ void Loads::Check() {
   const bool restarted = std::exchange(starts_, starts) != starts;
   shards_away_ = std::exchange(streams_ended_, ended) != ended || restarted ||
                  std::any_of(aggregators_.begin(), aggregators_.end(), [this](const auto& one) {
-                   // A shard is away until its aggregator has opened it.
+                   // A shard is away from the end of a lease until its aggregator has opened it.
                    const HostConditions& host = world_.hosts[one->name()];
-                   return !one->joined() || host.busy > world_.timeline.now();
+                   return !one->joined() || std::max({host.busy, host.cut_up, host.cut_down,
+                                                      host.congested}) > world_.timeline.now();
                  });
   const auto& store = coordinator.store();
   for (auto it = store.lower_bound(kRunPrefix);
@@ -57,24 +61,37 @@ void Loads::Check() {
 void Loads::CheckRun(const v1::RunRecord& run) {
   const auto& store = coordinators_.current().store();
   Groups& before = runs_[run.run()];
+  const bool away = shards_away_ || AwaitsShard(run);
   Groups now;
   const std::string prefix = GroupsPrefix(run.run());
   for (auto it = store.lower_bound(prefix);
        it != store.end() && absl::StartsWith(it->first, prefix); ++it) {
     const auto record = Parse<v1::GroupRecord>(it->second);
-    if (record.started()) now[record.group()] = Sample(record, before[record.group()]);
+    if (record.started()) now[record.group()] = Sample(record, before[record.group()], away);
   }
   const auto [judged, is_new] = judged_.try_emplace(run.run(), run.version() + 1);
   for (uint32_t round = judged->second + 1; round <= run.version() + 1; ++round) {
     const auto commit = Read<v1::CommitRecord>(store, CommitKey(run.run(), round));
     if (!commit.has_value()) continue;
-    if (!is_new) CheckCommit(run, *commit, before, now);
+    // What groups did when an earlier round was closed is not known any more.
+    const absl::Time closed = absl::FromUnixMillis(commit->closed_ms());
+    const bool is_recent = world_.timeline.now() - closed <= kMaxReport;
+    if (!is_new && is_recent) CheckCommit(run, *commit, before, now);
     judged->second = round;
   }
   before = std::move(now);
 }
 
-Loads::Group Loads::Sample(const v1::GroupRecord& record, Group before) const {
+bool Loads::AwaitsShard(const v1::RunRecord& run) {
+  const absl::Time now = world_.timeline.now();
+  const uint32_t round = run.version() + 1;
+  if (!coordinators_.current().store().contains(CommitKey(run.run(), round))) return false;
+  auto& [closing, since] = closing_[run.run()];
+  if (std::exchange(closing, round) != round) since = now;
+  return now - since > kMaxClosing;
+}
+
+Loads::Group Loads::Sample(const v1::GroupRecord& record, Group before, bool away) const {
   const absl::Time now = world_.timeline.now();
   Group group = std::move(before);
   if (group.generation != record.generation()) group = {.progressed = now, .watched = now};
@@ -103,7 +120,7 @@ Loads::Group Loads::Sample(const v1::GroupRecord& record, Group before) const {
     if (now - group.progressed > kProgressPause) group.resumed = now;
     group.progressed = now;
   }
-  group.watched = shards_away_ ? now : std::max(group.watched, group.progressed);
+  group.watched = away ? now : std::max(group.watched, group.progressed);
   group.loads = lead == nullptr ? std::nullopt : lead->loads();
   const bool waits = !group.connected || lead == nullptr || lead->awaits_decision();
   if (waits || now - group.watched <= kLongPause) {

@@ -55,7 +55,9 @@ class Loads {
 
   void CheckRun(const v1::RunRecord& run);
   // What the group is doing now, after `before`.
-  Group Sample(const v1::GroupRecord& record, Group before) const;
+  Group Sample(const v1::GroupRecord& record, Group before, bool away) const;
+  // Whether the coordinator waits for a shard with which it closes a round.
+  bool AwaitsShard(const v1::RunRecord& run);
   void CheckCommit(const v1::RunRecord& run, const v1::CommitRecord& commit, const Groups& before,
                    const Groups& now);
 
@@ -66,6 +68,8 @@ class Loads {
   std::map<std::string, Groups> runs_;
   // The newest round of each run whose commit was judged.
   std::map<std::string, uint32_t> judged_;
+  // The round that each run closes, and since when.
+  std::map<std::string, std::pair<uint32_t, absl::Time>> closing_;
   uint64_t adopted_ = 0;
   uint64_t starts_ = 0;
   uint64_t streams_ended_ = 0;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr absl::Duration kMaxPause = absl::Seconds(60);
 constexpr absl::Duration kAttend = absl::Seconds(20);
+constexpr absl::Duration kReadmit = absl::Minutes(5);
 // Until the coordinator has answered.
 constexpr absl::Duration kAskAgain = absl::Seconds(5);
 
@@ -24,8 +25,14 @@ void Operators::Start() {
 
 void Operators::End() {
   ended_ = true;
+  ReadmitAll();
+}
+
+// A screen may leave out an honest group again and again, until its workers are excluded.
+void Operators::ReadmitAll() {
   for (const auto& worker : workers_) Readmit(worker->name());
   for (const auto& aggregator : aggregators_) Readmit(aggregator->name());
+  world_.timeline.After(kReadmit, [this] { ReadmitAll(); });
 }
 
 void Operators::ScheduleNext() {
@@ -170,8 +177,9 @@ void Operators::Read() {
 void Operators::Readmit(const std::string& member) {
   auto answered = std::make_shared<bool>(false);
   coordinators_.current().Order(
-      CordonMembers{.member = member, .undo = true},
-      [answered](const Replied& replied) { *answered = replied.status.ok(); });
+      CordonMembers{.member = member, .undo = true}, [answered](const Replied& replied) {
+        *answered = replied.status.ok() || absl::IsNotFound(replied.status);
+      });
   world_.timeline.After(kAskAgain, [this, member, answered] {
     if (!*answered) Readmit(member);
   });

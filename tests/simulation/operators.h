@@ -1,6 +1,7 @@
 // The people who operate the cluster: they scale, resume, roll back, adopt and delete runs, cordon,
 // drain and readmit workers, and read what the coordinator shows, at random times while there are
-// faults. Afterwards all workers are readmitted. Runs that have diverged are continued at any time.
+// faults. Afterwards all workers are readmitted every few minutes. Runs that have diverged are
+// continued at any time.
 //
 // Thread-compatible.
 #pragma once
@@ -53,6 +54,7 @@ class Operators {
   // Calls the methods that only read.
   void Read();
   void Readmit(const std::string& member);
+  void ReadmitAll();
 
   World& world_;
   Coordinators& coordinators_;
