@@ -67,7 +67,7 @@ struct cadre_group {
   // The state and the run of the version that cadre_group_load has read.
   cadre_group_state loaded = {};
   std::string loaded_run;
-  // Whether the program has asked to leave, and whether it has ended its loop.
+  // Whether the program was asked to leave, and whether it has ended its loop.
   std::atomic<bool> leaving = false;
   bool finished = false;
   // Returned to the caller.
@@ -109,9 +109,23 @@ struct cadre_group {
     absl::Status error = trainer != nullptr ? trainer->error() : absl::OkStatus();
     // The ranks of a program that leave need not do so at the same moment.
     const bool leaves = leaving || (member != nullptr && member->drain_requested());
-    if (leaves && absl::IsCancelled(error)) error = absl::OkStatus();
+    if ((leaves || contributes_end()) && absl::IsCancelled(error)) error = absl::OkStatus();
     if (error.ok() && member != nullptr) error = member->end();
     return error;
+  }
+  // Whether the steps before the end of the program's loop are contributed.
+  bool contributes_end() const {
+    return finished && trainer != nullptr && trainer->agreed_on_end();
+  }
+  // Why they are not; OK if they are, if the run has ended, or if the program was asked to leave.
+  absl::Status LostEnd() const {
+    if (!finished || leaving || contributes_end() || member == nullptr || trainer->run_ended()) {
+      return absl::OkStatus();
+    }
+    const absl::Status released = member->released();
+    if (released.ok()) return absl::OkStatus();
+    return absl::CancelledError(
+        absl::StrCat("the last steps of the loop are not contributed: ", released.message()));
   }
 };
 
@@ -262,6 +276,7 @@ int32_t cadre_group_next(cadre_group* group, double timeout_seconds) try {
     case cadre::Handoff::Task::kEvaluate:
       return CADRE_EVALUATE;
     case cadre::Handoff::Task::kEnded:
+      if (absl::Status lost = group->LostEnd(); !lost.ok()) return group->Fail(std::move(lost));
       return CADRE_ENDED;
   }
   return CADRE_ERROR;
@@ -356,7 +371,6 @@ void cadre_group_leave(cadre_group* group, double within_seconds) {
 
 int32_t cadre_group_finish(cadre_group* group) {
   if (!group->status.ok()) return CADRE_ERROR;
-  group->leaving = true;
   group->finished = true;
   // In this order, because the runner goes on when the loop has ended.
   const bool started = group->member != nullptr && group->member->Drain(absl::InfiniteDuration());

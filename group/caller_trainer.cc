@@ -158,6 +158,7 @@ class CallerModel final : public TrainedModel {
       step_ = trainer_.handoff_.step();
     }
     CADRE_RETURN_IF_ERROR(AgreeOnEnd(failure));
+    if (ended_loop_) trainer_.agreed_on_end_ = true;
     return step_;
   }
   bool ended_loop() const override { return ended_loop_; }
@@ -395,6 +396,11 @@ ProgramState CallerTrainer::state() const {
   // No version follows that could have them.
   if (run_ended_) state.discarded_steps += handoff_.trained() - accounted_;
   return state;
+}
+
+bool CallerTrainer::run_ended() const {
+  absl::MutexLock lock(&mutex_);
+  return run_ended_;
 }
 
 absl::Status CallerTrainer::error() const {

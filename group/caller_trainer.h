@@ -64,6 +64,10 @@ class CallerTrainer final : public GenerationTrainer {
   // What the program reports of its training. A loss that is not finite does not end it, because
   // the weights are checked at the boundary.
   CallerReport& report() { return report_; }
+  // Whether the ranks have agreed on the step at which the program's loop has ended.
+  bool agreed_on_end() const { return agreed_on_end_; }
+  // Whether the run has ended for this program.
+  bool run_ended() const ABSL_LOCKS_EXCLUDED(mutex_);
   // What the program waits for before its group is formed; empty if it is not known.
   std::string awaited() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -91,6 +95,7 @@ class CallerTrainer final : public GenerationTrainer {
   std::atomic<TrainerProgress*> progress_ = nullptr;
   // Whether the ranks have compared the values with which the program began. Used by the runner.
   bool checked_first_values_ = false;
+  std::atomic<bool> agreed_on_end_ = false;
   CallerReport report_;
   const SteadyClock steady_;
   StepTimes step_times_;
@@ -100,7 +105,6 @@ class CallerTrainer final : public GenerationTrainer {
   // Steps of Handoff::trained that a version has, or later contributions carry, or that are
   // discarded.
   uint64_t accounted_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The run has ended for this program.
   bool run_ended_ ABSL_GUARDED_BY(mutex_) = false;
   RankProtocol::Evaluated evaluated_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);

@@ -261,7 +261,10 @@ void GroupMember::Run() {
     absl::MutexLock lock(&mutex_);
     sessions_.Leave();
     // The group was released or has failed before its boundary.
-    if (leaves_at_.has_value() && !stopping_ && options_.ended) options_.ended();
+    if (leaves_at_.has_value() && !stopping_ && options_.ended) {
+      released_ = session->cancellation().status();
+      options_.ended();
+    }
   }
 }
 
@@ -308,6 +311,11 @@ void GroupMember::Train(GroupSession& session) {
 absl::Status GroupMember::end() {
   absl::MutexLock lock(&mutex_);
   return end_;
+}
+
+absl::Status GroupMember::released() {
+  absl::MutexLock lock(&mutex_);
+  return released_;
 }
 
 // A cancelled session needs no report, because the coordinator cancelled it.

@@ -143,6 +143,8 @@ class GroupMember final : private SessionOwner {
   // Otherwise the device failed, and this process cannot create another one; a new process may
   // succeed, but if the status is FailedPrecondition, only on another host.
   absl::Status end() ABSL_LOCKS_EXCLUDED(mutex_);
+  // If the member leaves: why its newest generation was released. OK: it was not.
+  absl::Status released() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   explicit GroupMember(const Options& options);
@@ -204,6 +206,7 @@ class GroupMember final : private SessionOwner {
   std::atomic<bool> drain_requested_ = false;
   std::atomic<double> drain_seconds_ = 0;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
+  absl::Status released_ ABSL_GUARDED_BY(mutex_);
   std::optional<bool> run_done_ ABSL_GUARDED_BY(mutex_);
   // Null until joined; callbacks may run before.
   MembershipClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;

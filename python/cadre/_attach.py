@@ -222,8 +222,9 @@ class Group(Reports):
         """Ends the loop before the end of the run, if it has not ended.
 
         The group contributes the steps since the last version, waits until the other groups have
-        contributed, adopts the version, and leaves. All ranks call it after the same step. After a
-        SIGTERM it raises SystemExit with code 143.
+        contributed, adopts the version, and leaves. All ranks call it after the same step.
+        CadreError: the group has ended before the ranks agreed on that step, so the steps are in no
+        version. After a SIGTERM it raises SystemExit with code 143.
         """
         if self._handle is not None and not self._ended and self._hooks is not None:
             self._finishing = True
