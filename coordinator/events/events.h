@@ -133,6 +133,15 @@ struct PlansFound {
   absl::StatusOr<std::vector<GroupPlan>> plans;
 };
 
+// The answer to PredictStep. Errors: those of Planning::Predict.
+struct StepPredicted {
+  std::string run;
+  uint32_t group = 0;
+  uint32_t generation = 0;
+  double measured = 0;
+  absl::StatusOr<v1::StepTimes> times;
+};
+
 // Time has passed: check leases, waits and windows. Only a Tick expires leases. The driver sends it
 // after all received messages, so that its own delay does not count as silence of the members.
 struct Tick {};
@@ -151,7 +160,7 @@ struct LimitReached {
 using Event =
     std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun, StopRun,
                  DeleteRun, ScaleRun, ResumeRun, RollBackRun, AdoptRuns, TraceGroup, CancelTrace,
-                 CordonMembers, PlansFound, Tick, Stalled, LimitReached>;
+                 CordonMembers, PlansFound, StepPredicted, Tick, Stalled, LimitReached>;
 
 // ---- Actions
 
@@ -193,7 +202,26 @@ struct SearchPlans {
   std::string run;
   std::string key;
   PlanQuery query;
+  // Workers wait for the answer; such searches go first. An earlier action with the same key may
+  // not have been urgent.
+  bool urgent = false;
 };
+
+// Predict the step of a generation's plan (Planning::Predict); answered by StepPredicted with the
+// same fields, unless a later one of the group replaces it.
+struct PredictStep {
+  std::string run;
+  uint32_t group = 0;
+  uint32_t generation = 0;
+  // The step time that the group has measured; 0: it has just started.
+  double measured = 0;
+  PlanQuery query;
+  v1::Plan plan;
+};
+
+// What drivers leave to a planner, and the event that answers it.
+using PlanningWork = std::variant<SearchPlans, PredictStep>;
+Event Answer(const Planning& planning, const PlanningWork& work);
 
 // Start again, with a new state machine that is restored from the store, in an epoch higher than
 // `above`; all streams end, and calls that wait for a Replied. Events may still be handled before.
@@ -201,6 +229,7 @@ struct BeginAgain {
   uint64_t above = 0;
 };
 
-using Action = std::variant<Store::Op, Send, Disconnect, Replied, SearchPlans, BeginAgain>;
+using Action =
+    std::variant<Store::Op, Send, Disconnect, Replied, SearchPlans, PredictStep, BeginAgain>;
 
 }  // namespace cadre

@@ -32,6 +32,7 @@ class Outbox {
   void End(ConnectionId connection, absl::Status status);
   void Reply(Replied replied) { others_.emplace_back(std::move(replied)); }
   void Add(SearchPlans search) { others_.emplace_back(std::move(search)); }
+  void Add(PredictStep predict) { others_.emplace_back(std::move(predict)); }
   void Add(BeginAgain begin) { others_.emplace_back(begin); }
 
   std::vector<Action> Take();

@@ -133,11 +133,11 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
   cluster_.members().AwaitFirstContact();
   cluster_.Restore(meta, epoch);
   for (auto& [number, run] : runs_.all()) CADRE_RETURN_IF_ERROR(run.Load(records));
-  for (auto& [number, run] : runs_.all()) run.PlaceMembers();
+  for (auto& [number, run] : runs_.all()) run.groups().PlaceMembers();
   if (meta.backup()) {
     // Workers do not return to generations that have ended since.
     for (auto& [number, run] : runs_.all()) {
-      run.FenceAll("the coordinator has started with a backup");
+      run.groups().FenceAll("the coordinator has started with a backup");
     }
   }
   reserved_ranks_.RenewLimits();
@@ -181,6 +181,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
             planner_.OnPlansFound(e);
             runs_.Visit(e.run);
           },
+          [this](const StepPredicted& e) { runs_.OnPredicted(e); },
           [this](const Tick&) {
             ExpireMembers();
             reserved_ranks_.EndIncomplete();
@@ -346,7 +347,7 @@ void Machine::OnWorkerRejoined(const Member& member, const v1::Hello& hello) {
     cluster_.CountRefusal(v1::REFUSAL_STALE_GENERATION);
     ReleaseLate(member, hello.place());
   }
-  if (member.place) runs_.Visit(member.place->run())->OnWorkerRejoined(member, agrees);
+  if (member.place) runs_.Visit(member.place->run())->groups().OnRejoined(member, agrees);
 }
 
 void Machine::OnGoodbye(const Member& member, const v1::Goodbye& goodbye) {

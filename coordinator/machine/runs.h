@@ -54,6 +54,11 @@ class Runs {
   // The live run that the reservation names.
   Run* LiveRunOf(const v1::Reservation& reservation);
 
+  // The run may have ended already.
+  void OnPredicted(const StepPredicted& found) {
+    if (Run* const run = Find(found.run)) run->groups().OnPredicted(found);
+  }
+
   // ---- Settling
   // The run that an event concerns, to be settled; null if there is none.
   Run* Visit(absl::string_view id);

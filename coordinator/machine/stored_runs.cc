@@ -123,7 +123,8 @@ void StoredRuns::OnHigherGeneration(uint32_t generation) {
   if (generation <= highest + 1 || generation > kMaxReportedNumber) return;
   if (generation - highest > kMaxGenerationJump) return cluster_.Count("implausible_generations");
   cluster_.SkipNumbers(generation + kUnknownGenerations, 0);
-  for (auto& [number, run] : runs_.all()) run.FenceAll("the coordinator's store is an older one");
+  for (auto& [number, run] : runs_.all())
+    run.groups().FenceAll("the coordinator's store is an older one");
   runs_.VisitAll();
 }
 

@@ -14,33 +14,14 @@
 namespace cadre {
 namespace {
 
-// Number of answers that are kept.
-constexpr size_t kMaxAnswers = 256;
+// Number of plans of the rules that are kept.
+constexpr size_t kMaxRules = 256;
 
 // Name of a worker's link endpoint in measurements. GPUs have separate names, because their links
 // differ from the links of their hosts.
 std::string LinkEndOf(const v1::MemberRecord& worker) {
   const bool cuda = worker.device_kind() == v1::Cluster::CUDA;
   return cuda ? absl::StrCat(worker.host(), " (CUDA)") : worker.host();
-}
-
-// A key of all inputs of a search except the run; equal for groups on equal resources.
-std::string ResourcesKey(const PlanQuery& query) {
-  std::map<std::string, size_t> hosts;
-  std::string key;
-  for (const RankResources& rank : query.ranks) {
-    const size_t host = hosts.try_emplace(rank.host, hosts.size()).first->second;
-    absl::StrAppend(&key, host, " ", rank.cores, " ", rank.memory_bytes, "\n");
-  }
-  for (const auto& link : {query.link, query.inside}) {
-    const std::string bytes = link.has_value() ? link->SerializeAsString() : "";
-    absl::StrAppend(&key, link.has_value(), " ", bytes.size(), "\n", bytes);
-  }
-  for (const v1::LayerTimesRecord& times : query.times) {
-    const std::string bytes = times.SerializeAsString();
-    absl::StrAppend(&key, bytes.size(), "\n", bytes);
-  }
-  return key;
 }
 
 }  // namespace
@@ -107,40 +88,22 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run, const Slot& slot) con
   return query;
 }
 
-absl::StatusOr<std::vector<GroupPlan>> GroupPlanner::PlansFor(const v1::RunRecord& run,
-                                                              PlanQuery query) {
-  const std::string key = absl::StrCat(run.run(), "\n", ResourcesKey(query));
-  const auto [it, added] = searches_.try_emplace(key, absl::UnavailableError("searching a plan"));
-  if (!added) return it->second;
-  cluster_.out().Add(SearchPlans{run.run(), key, std::move(query)});
-  return absl::UnavailableError("searching a plan");
-}
-
-void GroupPlanner::OnPlansFound(const PlansFound& found) {
-  const auto search = searches_.find(found.key);
-  if (search == searches_.end()) return;
-  search->second = found.plans;
-  // A search without an answer is kept: its run would request it again, at the expense of others.
-  answered_.push_back(found.key);
-  if (answered_.size() > kMaxAnswers) {
-    searches_.erase(answered_.front());
-    answered_.pop_front();
-  }
-}
-
-bool GroupPlanner::IsSearching(absl::string_view run) const {
-  return std::any_of(searches_.begin(), searches_.end(), [&](const auto& search) {
-    return absl::IsUnavailable(search.second.status()) &&
-           absl::StartsWith(search.first, absl::StrCat(run, "\n"));
-  });
+const absl::StatusOr<v1::Plan>& GroupPlanner::PlanOfRules(const v1::RunRecord& run, int ranks) {
+  if (rules_.size() >= kMaxRules) rules_.clear();
+  const auto [found, is_new] =
+      rules_.try_emplace({run.run(), ranks}, absl::UnknownError("not planned yet"));
+  if (is_new) found->second = options_.plan(run.spec(), ranks);
+  return found->second;
 }
 
 absl::StatusOr<v1::Plan> GroupPlanner::PlanGroup(const v1::RunRecord& run, const Slot& slot,
                                                  const std::vector<std::string>& members) {
   // No group may train a run that the rules refuse.
-  CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, options_.plan(run.spec(), std::ssize(members)));
+  CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, PlanOfRules(run, std::ssize(members)));
   if (options_.planning == nullptr || run.spec().cluster().keep_plan()) return by_rules;
-  CADRE_ASSIGN_OR_RETURN(const std::vector<GroupPlan> plans, PlansFor(run, QueryFor(run, members)));
+  CADRE_ASSIGN_OR_RETURN(
+      const std::vector<GroupPlan>& plans,
+      searches_.PlansFor(run.run(), QueryFor(run, members), /*urgent=*/true, cluster_.out()));
   return FastestOf(plans, slot.plans()).plan;
 }
 
@@ -155,23 +118,36 @@ void GroupPlanner::RecordLink(const Slot& slot) {
   measurements_.RecordLink(hosts, slot.plan().link());
 }
 
-void GroupPlanner::PredictGroup(const v1::RunRecord& run, Slot& slot) {
-  if (options_.planning == nullptr || slot.record().has_predicted()) return;
-  const auto predicted = options_.planning->Predict(QueryFor(run, slot), slot.plan());
-  if (predicted.ok()) slot.Predict(*predicted, /*from_own_measurement=*/false);
+bool GroupPlanner::PredictGroup(const v1::RunRecord& run, const Slot& slot, double measured) {
+  if (options_.planning == nullptr) return false;
+  PlanQuery query = QueryFor(run, slot);
+  // There is nothing to predict from.
+  if (query.times.empty()) return false;
+  cluster_.out().Add(PredictStep{.run = run.run(),
+                                 .group = slot.group(),
+                                 .generation = slot.record().generation(),
+                                 .measured = measured,
+                                 .query = std::move(query),
+                                 .plan = slot.plan()});
+  return true;
 }
 
 void GroupPlanner::OnMeasured(const v1::RunRecord& run, Slot& slot, const Member& member,
                               const v1::Measured& measured) {
   if (options_.planning == nullptr) return;
   RecordTimes(run, member, measured);
-  const auto predicted = options_.planning->Predict(QueryFor(run, slot), slot.plan());
+  slot.RecordPlan(measured.times().step(), std::nullopt);
+  slot.predicting = PredictGroup(run, slot, measured.times().step());
+}
+
+void GroupPlanner::OnPredicted(const StepPredicted& found, Slot& slot) {
+  if (found.generation != slot.record().generation()) return;
+  const bool is_measured = found.measured > 0;
+  if (is_measured) slot.predicting = false;
+  if (!found.times.ok()) return;
   // A prediction that was made at the start, from earlier measurements, is kept.
-  if (predicted.ok() && !slot.record().has_predicted()) {
-    slot.Predict(*predicted, /*from_own_measurement=*/true);
-  }
-  slot.RecordPlan(measured.times().step(),
-                  predicted.ok() ? std::optional(predicted->step()) : std::nullopt);
+  if (!slot.record().has_predicted()) slot.Predict(*found.times, is_measured);
+  if (is_measured) slot.RecordPlan(found.measured, found.times->step());
 }
 
 void GroupPlanner::RecordTimes(const v1::RunRecord& run, const Member& member,
@@ -186,8 +162,10 @@ void GroupPlanner::RecordTimes(const v1::RunRecord& run, const Member& member,
 
 void GroupPlanner::ConsiderPlan(const v1::RunRecord& run, Slot& slot) {
   if (slot.considered) return;
-  const auto plans = PlansFor(run, QueryFor(run, slot));
-  slot.considered = !absl::IsUnavailable(plans.status());
+  const auto& plans =
+      searches_.PlansFor(run.run(), QueryFor(run, slot), /*urgent=*/false, cluster_.out());
+  slot.considered = !slot.predicting && !absl::IsUnavailable(plans.status());
+  if (!slot.considered) return;
   if (!plans.ok()) return;
   slot.better = FindBetterPlan(slot.plan(), slot.measured->step(), *plans, slot.plans());
 }

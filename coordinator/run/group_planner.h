@@ -1,15 +1,15 @@
 // Plans of groups: queries to the planner from the resources of members and from measurements, and
 // the measurements of this cluster.
 //
-// A search may take seconds, so it is an action (SearchPlans). Until its answer arrives the plans
-// are unavailable; answers are kept, and equal queries are searched once.
+// Searches and predictions take up to seconds, so they are actions (SearchPlans, PredictStep).
+// Until the answer to a search arrives its plans are unavailable (plan_searches.h).
 //
 // Pure and thread-compatible.
 #pragma once
 
-#include <deque>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "coordinator/cluster/cluster.h"
 #include "coordinator/cluster/measurements.h"
+#include "coordinator/cluster/plan_searches.h"
 #include "coordinator/events/events.h"
 #include "coordinator/events/options.h"
 #include "coordinator/events/planning.h"
@@ -42,14 +43,19 @@ class GroupPlanner {
   // others if these members cannot train the run.
   absl::StatusOr<v1::Plan> PlanGroup(const v1::RunRecord& run, const Slot& slot,
                                      const std::vector<std::string>& members);
+  // The plan of the rules for this number of ranks, or why there is none.
+  const absl::StatusOr<v1::Plan>& PlanOfRules(const v1::RunRecord& run, int ranks);
   // Keeps the answer of a search.
-  void OnPlansFound(const PlansFound& found);
-  // Whether plans for the run are being searched.
-  bool IsSearching(absl::string_view run) const;
+  void OnPlansFound(const PlansFound& found) { searches_.OnFound(found); }
+  // Whether a group of the run waits for a search.
+  bool IsSearching(absl::string_view run) const { return searches_.IsAwaited(run); }
   // Keeps the link that the group has measured.
   void RecordLink(const Slot& slot);
-  // Predicts the group's plan, unless it is predicted already.
-  void PredictGroup(const v1::RunRecord& run, Slot& slot);
+  // Requests a prediction of the group's plan, unless too little is measured. `measured`: the step
+  // time that the group has measured; 0: it has just started. Returns whether there will be one.
+  bool PredictGroup(const v1::RunRecord& run, const Slot& slot, double measured = 0);
+  // Keeps the answer, unless it is that of another generation.
+  void OnPredicted(const StepPredicted& found, Slot& slot);
   // Stores what the member's group has measured. Requires: CheckMeasured(measured).
   void OnMeasured(const v1::RunRecord& run, Slot& slot, const Member& member,
                   const v1::Measured& measured);
@@ -61,18 +67,15 @@ class GroupPlanner {
   PlanQuery QueryFor(const v1::RunRecord& run, const std::vector<std::string>& members) const;
   // The query for a formed group, with the link that the group has measured itself.
   PlanQuery QueryFor(const v1::RunRecord& run, const Slot& slot) const;
-  // Errors: Unavailable until the search has ended, which this call starts if necessary.
-  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const v1::RunRecord& run, PlanQuery query);
   // Stores the times of the run's layers; times of other layers are dropped.
   void RecordTimes(const v1::RunRecord& run, const Member& member, v1::Measured measured);
 
   const CoordinatorOptions& options_;
   Cluster& cluster_;
   Measurements measurements_;
-  // By run and resources: searches that are not answered yet (Unavailable) and the newest answers,
-  // whose keys are in `answered_`, oldest first.
-  std::map<std::string, absl::StatusOr<std::vector<GroupPlan>>> searches_;
-  std::deque<std::string> answered_;
+  PlanSearches searches_;
+  // Plans of the rules, by run and number of ranks: the spec of a run does not change.
+  std::map<std::pair<std::string, int>, absl::StatusOr<v1::Plan>> rules_;
 };
 
 }  // namespace cadre

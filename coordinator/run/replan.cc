@@ -15,6 +15,10 @@
 // amortisation rule with a safety factor. The bias is clamped to [1/4, 4]: a larger ratio means
 // that the measurement does not apply to other plans.
 //
+// Groups with similar measurements share a search (plan_searches.h), whose predictions are
+// therefore those for somewhat other layer times. If the search has predicted the present plan,
+// too, the bias is taken from that prediction, so the difference cancels out.
+//
 // Limitation: there is one bias per slot. If the planner is wrong about one kind of layout only,
 // this shows only when that layout is tried, at the cost of one change and one return.
 #include "coordinator/run/replan.h"
@@ -111,9 +115,16 @@ const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanHistor
 std::optional<PlanChange> FindBetterPlan(const v1::Plan& present, double step_seconds,
                                          const std::vector<GroupPlan>& plans,
                                          const PlanHistory& history) {
-  const GroupPlan& fastest = FastestOf(plans, history);
-  if (SignatureOf(fastest.plan) == SignatureOf(present)) return std::nullopt;
-  const std::optional<double> expected = history.Expected(fastest);
+  const std::string signature = SignatureOf(present);
+  PlanHistory known = history;
+  for (const GroupPlan& plan : plans) {
+    if (plan.predicted.has_value() && SignatureOf(plan.plan) == signature) {
+      known.Record(present, step_seconds, plan.predicted->step());
+    }
+  }
+  const GroupPlan& fastest = FastestOf(plans, known);
+  if (SignatureOf(fastest.plan) == signature) return std::nullopt;
+  const std::optional<double> expected = known.Expected(fastest);
   if (!expected.has_value() || *expected > (1 - kMinGain) * step_seconds) return std::nullopt;
   return PlanChange{.now_seconds = step_seconds, .then_seconds = *expected};
 }

@@ -63,8 +63,6 @@ class Run final : public RunWithStatus {
   // ---- Restoring, after a restart
   // Loads the groups and the newest commits of the run. Errors: DataLoss.
   absl::Status Load(const std::map<std::string, std::string>& records);
-  // Members keep their ranks: all of them have new leases, so they can return.
-  void PlaceMembers() { groups_.PlaceMembers(); }
 
   // ---- Events
   void Submit() {
@@ -83,6 +81,8 @@ class Run final : public RunWithStatus {
   void Adopt(const v1::CommitRecord& newest, const std::optional<v1::CommitRecord>& closing);
   // Requires: a message that names a rank of this run which the member holds.
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
+  // For events that concern its groups only.
+  RunGroups& groups() { return groups_; }
   // The generation may have ended already.
   void OnGroupFailed(const Member& member, const v1::GroupFailed& failed);
   // A message of a rank was refused. Requires: the member holds a rank of this run.
@@ -91,8 +91,6 @@ class Run final : public RunWithStatus {
   bool OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
     return attribution_.OnHeartbeat(member, heartbeat);
   }
-  // The worker holds a rank. `agrees`: it claims that rank.
-  void OnWorkerRejoined(const Member& member, bool agrees) { groups_.OnRejoined(member, agrees); }
   // The stream of a worker that holds this rank has ended, or the worker was removed.
   void OnWorkerClosed(const Member& member) { groups_.OnClosed(member); }
   void OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, v1::FailureCause cause) {
@@ -114,8 +112,6 @@ class Run final : public RunWithStatus {
   // Returns the run that is to replace this one, once the reports amount to one. Ends the run if it
   // had ended. Ignored unless the run is behind.
   std::optional<RebuiltRun> OnReport(const std::string& aggregator, const v1::RunReport& report);
-  // Ends all generations.
-  void FenceAll(absl::string_view reason) { groups_.FenceAll(reason); }
   Traces& traces() { return traces_; }
 
   // ---- Settling. Runs are visited in the order of the queue (coordinator/cluster/run_queue.h).

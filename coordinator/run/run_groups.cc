@@ -254,17 +254,16 @@ absl::Status RunGroups::Prepare(const v1::Prepared& prepared) {
   if (!slot.preparing()) return absl::OkStatus();
   // Ranks repeat the message after a reconnect.
   if (slot.prepared_ranks().contains(prepared.place().rank())) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(CheckReportedPlan(slot, prepared));
+  if (prepared.place().rank() == 0 && prepared.has_plan()) {
+    CADRE_RETURN_IF_ERROR(slot.CheckReportedPlan(prepared.plan()));
+    if (options_.check_plan) {
+      CADRE_RETURN_IF_ERROR(options_.check_plan(run_.spec(), prepared.plan()));
+    }
+  }
   slot.Prepare(prepared);
   slots_.Update(slot);
   if (prepared.has_plan() && prepared.place().rank() == 0) planner_.RecordLink(slot);
   return absl::OkStatus();
-}
-
-absl::Status RunGroups::CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const {
-  if (prepared.place().rank() != 0 || !prepared.has_plan()) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(slot.CheckReportedPlan(prepared.plan()));
-  return options_.check_plan ? options_.check_plan(run_.spec(), prepared.plan()) : absl::OkStatus();
 }
 
 // The first groups start together, so that all contribute to the first round. They wait at most

@@ -73,6 +73,7 @@ class RunGroups {
   absl::Status Prepare(const v1::Prepared& prepared);
   void MaybeStart();
   void OnMeasured(const Member& member, const v1::Measured& measured);
+  void OnPredicted(const StepPredicted& found);
   // The worker holds a rank. `agrees`: it claims that rank.
   void OnRejoined(const Member& member, bool agrees);
   // The stream of a worker that holds this rank has ended, or the worker was removed.
@@ -110,8 +111,6 @@ class RunGroups {
   // Stores the slot after its state has changed.
   void Moved(const Slot& slot);
   void SendAssignment(const Slot& slot, uint32_t rank);
-  // Checks the plan that rank 0 reports, if any.
-  absl::Status CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const;
   // The caller saves the record of the run.
   void StartGroup(Slot& slot, bool catches_up);
   // Whether the shards do not store the version any more that the group starts from, and the group

@@ -15,7 +15,7 @@
 namespace cadre {
 namespace {
 
-// A prediction takes time on the loop, and a group measures its steps far less often.
+// A group measures its steps far less often.
 constexpr absl::Duration kMeasuredInterval = absl::Seconds(1);
 
 // Pins (choices fixed by the user) do not forbid a change: the search respects them, and if they
@@ -54,6 +54,12 @@ void RunGroups::OnMeasured(const Member& member, const v1::Measured& measured) {
   stored_.Save(slot);
   // The plans are known at the next commit.
   if (MayGain(slot)) planner_.ConsiderPlan(record_, slot);
+}
+
+void RunGroups::OnPredicted(const StepPredicted& found) {
+  if (found.group >= slots_.size() || !slots_[found.group].started()) return;
+  planner_.OnPredicted(found, slots_[found.group]);
+  stored_.Save(slots_[found.group]);
 }
 
 bool RunGroups::MayGain(const Slot& slot) const {
@@ -102,7 +108,7 @@ bool RunGroups::MaybeGrow(Slot& slot) {
   const size_t idle = cluster_.CountTrusted(kind, run_.spec().precision());
   if (idle <= reserved) return false;
   size_t ranks = std::min(requested, slot.ranks() + idle - reserved);
-  while (ranks > slot.ranks() && !options_.plan(run_.spec(), ranks).ok()) --ranks;
+  while (ranks > slot.ranks() && !planner_.PlanOfRules(record_, ranks).ok()) --ranks;
   if (ranks <= slot.ranks()) return false;
   cluster_.Count("groups_grown");
   FormAgain(slot, "the group grows: workers are idle");

@@ -212,6 +212,7 @@ void Slot::ResetProgress() {
   measured.reset();
   measured_at = absl::InfinitePast();
   considered = false;
+  predicting = false;
   better.reset();
   wait_ended = false;
   preferred_members.clear();

@@ -135,6 +135,8 @@ class Slot {
   std::optional<v1::StepTimes> measured;
   absl::Time measured_at = absl::InfinitePast();
   bool considered = false;
+  // Whether the step time that it has measured is being predicted.
+  bool predicting = false;
   std::optional<PlanChange> better;
   // While waiting: whether the next generation need not have a full set of workers, and members
   // preferred for it if they are idle.

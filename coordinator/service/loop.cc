@@ -50,13 +50,13 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
   auto loop = std::unique_ptr<Loop>(new Loop(std::move(options), store, callbacks));
   CADRE_RETURN_IF_ERROR(loop->Begin(/*above=*/0));
   loop->thread_ = std::thread([raw = loop.get()] { raw->Run(); });
-  loop->search_thread_ = std::thread([raw = loop.get()] { raw->Search(); });
+  loop->planning_thread_ = std::thread([raw = loop.get()] { raw->Plan(); });
   return loop;
 }
 
 Loop::~Loop() {
   Stop();
-  if (search_thread_.joinable()) search_thread_.join();
+  if (planning_thread_.joinable()) planning_thread_.join();
 }
 
 absl::Status Loop::Begin(uint64_t above) {
@@ -85,13 +85,13 @@ void Loop::Close() { queue_.Close(); }
 void Loop::Stop() {
   Close();
   if (thread_.joinable()) thread_.join();
-  searches_.Close();
+  planning_.Close();
 }
 
-void Loop::Search() {
-  while (const std::optional<SearchPlans> search = searches_.Pop()) {
+void Loop::Plan() {
+  while (const std::optional<PlanningWork> work = planning_.Pop()) {
     if (queue_.closed()) return;
-    Post(PlansFound{search->run, search->key, options_.machine.planning->PlansFor(search->query)});
+    Post(Answer(*options_.machine.planning, *work));
   }
 }
 
@@ -165,7 +165,9 @@ std::optional<uint64_t> Loop::Deliver(const std::vector<Action>& actions) {
     } else if (const auto* replied = std::get_if<Replied>(&action)) {
       callbacks_->OnReplied(*replied);
     } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
-      searches_.Push(*search);
+      planning_.Push(*search);
+    } else if (const auto* predict = std::get_if<PredictStep>(&action)) {
+      planning_.Push(*predict);
     } else if (const auto* begin = std::get_if<BeginAgain>(&action)) {
       again = std::max(again.value_or(0), begin->above);
     }

@@ -1,6 +1,6 @@
 // The coordinator's event loop: one thread that drives coordinator/machine/durable_machine.h, which
 // makes the records of all waiting events durable before it returns what they cause. Another thread
-// searches plans.
+// searches plans and predicts steps.
 //
 // All waiting events are handled together and share one transaction. When the store fails, the loop
 // stops permanently: no decision is acted on before it is durable.
@@ -9,7 +9,6 @@
 #pragma once
 
 #include <functional>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +25,7 @@
 #include "coordinator/events/events.h"
 #include "coordinator/machine/durable_machine.h"
 #include "coordinator/machine/machine.h"
+#include "coordinator/service/planning_queue.h"
 
 namespace cadre {
 
@@ -102,8 +102,8 @@ class Loop {
   void Fail(const absl::Status& status);
   // Runs waiting queries for a limited time. Returns whether others wait.
   bool RunQueries();
-  // The thread that searches plans, one after the other.
-  void Search();
+  // The thread that searches plans and predicts steps, one after the other.
+  void Plan();
 
   const Options options_;
   Store* const store_;
@@ -116,9 +116,8 @@ class Loop {
   Histogram turns_;
   Histogram commits_;
   std::thread thread_;
-  // Unlimited, as a search is started once for each set of resources.
-  BoundedQueue<SearchPlans> searches_{std::numeric_limits<size_t>::max()};
-  std::thread search_thread_;
+  PlanningQueue planning_;
+  std::thread planning_thread_;
 };
 
 }  // namespace cadre

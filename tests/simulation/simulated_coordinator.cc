@@ -333,15 +333,16 @@ void SimulatedCoordinator::CarryOut(const std::vector<Action>& actions) {
     } else if (const auto* replied = std::get_if<Replied>(&action)) {
       Reply(*replied);
     } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
-      Search(*search);
+      Plan(cadre::Answer(*options_.planning, *search));
+    } else if (const auto* predict = std::get_if<PredictStep>(&action)) {
+      Plan(cadre::Answer(*options_.planning, *predict));
     }
   }
 }
 
-void SimulatedCoordinator::Search(const SearchPlans& search) {
-  PlansFound found{search.run, search.key, options_.planning->PlansFor(search.query)};
+void SimulatedCoordinator::Plan(Event answer) {
   world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), kMaxSearch), life_,
-                        [this, found = std::move(found)] { Take(found); });
+                        [this, answer = std::move(answer)] { Take(answer); });
 }
 
 void SimulatedCoordinator::Reply(const Replied& replied) {

@@ -95,7 +95,8 @@ class SimulatedCoordinator {
   void BeginAgain(uint64_t above);
   // Ends what the process does.
   void End();
-  void Search(const SearchPlans& search);
+  // The answer of the planner arrives later.
+  void Plan(Event answer);
 
   World& world_;
   Network& network_;

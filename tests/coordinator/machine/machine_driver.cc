@@ -99,7 +99,9 @@ void MachineDriver::Perform(const std::vector<Action>& actions) {
       EXPECT_EQ(traces.count(replied->request), 0u) << "a trace must be answered once";
       traces[replied->request] = *replied;
     } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
-      searches_.push_back(*search);
+      searches_.emplace_back(*search);
+    } else if (const auto* predict = std::get_if<PredictStep>(&action)) {
+      searches_.emplace_back(*predict);
     }
   }
   if (hold_searches || searches_.empty()) return;
@@ -107,8 +109,8 @@ void MachineDriver::Perform(const std::vector<Action>& actions) {
 }
 
 void MachineDriver::AnswerSearches() {
-  for (const SearchPlans& search : std::exchange(searches_, {})) {
-    Do(PlansFound{search.run, search.key, options_.planning->PlansFor(search.query)});
+  for (const PlanningWork& work : std::exchange(searches_, {})) {
+    Do(Answer(*options_.planning, work));
   }
   if (hold_searches) Deliver();
 }

@@ -111,7 +111,7 @@ class MachineDriver {
   void CheckTransaction(const std::string& key, const std::string& value);
 
   Machine::Options options_;
-  std::vector<SearchPlans> searches_;
+  std::vector<PlanningWork> searches_;
   std::unique_ptr<Machine> machine_;
   std::map<std::string, std::string> store_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);

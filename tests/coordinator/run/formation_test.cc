@@ -34,6 +34,11 @@ class FormationTest : public ::testing::Test {
     Slot slot("run-1", 0, kStart);
     run_.slots.Add(slot);
   }
+  // The plans of a run are kept, so it becomes another one.
+  void SetLegal(std::function<absl::Status(int)> legal) {
+    legal_ = std::move(legal);
+    record().set_run(record().run() + "x");
+  }
   v1::RunRecord& record() { return run_.stored.record(); }
   v1::RunSpec& spec() { return *record().mutable_spec(); }
   // Workers w1, w2, ... that are connected and have no rank.
@@ -256,9 +261,9 @@ TEST_F(FormationTest, LargestLegalGroupIsFormed) {
   for (int i = 0; i < 4; ++i) AddWorker(kCuda);
   WorkerIds idle = Idle();
   EXPECT_THAT(Form(idle)->members, ElementsAre("w4", "w5", "w6", "w7"));
-  legal_ = [](int ranks) {
+  SetLegal([](int ranks) {
     return ranks == 2 ? absl::OkStatus() : absl::InvalidArgumentError("no plan");
-  };
+  });
   idle = Idle();
   EXPECT_THAT(Form(idle), IsError(absl::StatusCode::kUnavailable, "too few workers are idle"))
       << "the run has not started";
@@ -268,9 +273,9 @@ TEST_F(FormationTest, LargestLegalGroupIsFormed) {
   EXPECT_EQ(idle.size(), 7U);
   EXPECT_THAT(Form(idle, shrinks)->members, ElementsAre("w1", "w2"));
   EXPECT_EQ(idle.size(), 5U);
-  legal_ = [](int ranks) {
+  SetLegal([](int ranks) {
     return ranks == 1 ? absl::OkStatus() : absl::InvalidArgumentError("no plan");
-  };
+  });
   spec().mutable_cluster()->set_min_ranks_per_group(2);
   EXPECT_FALSE(Form(idle, shrinks).ok());
   spec().mutable_cluster()->set_min_ranks_per_group(1);
@@ -279,10 +284,10 @@ TEST_F(FormationTest, LargestLegalGroupIsFormed) {
 
 TEST_F(FormationTest, TooLittleMemoryIsNamed) {
   for (int i = 0; i < 2; ++i) AddWorker();
-  legal_ = [](int) { return absl::ResourceExhaustedError("layer 'fc1' needs more memory"); };
+  SetLegal([](int) { return absl::ResourceExhaustedError("layer 'fc1' needs more memory"); });
   WorkerIds idle = Idle();
   EXPECT_THAT(Form(idle), IsError(absl::StatusCode::kResourceExhausted, "fc1"));
-  legal_ = [](int) { return absl::UnavailableError("searching a plan"); };
+  SetLegal([](int) { return absl::UnavailableError("searching a plan"); });
   EXPECT_THAT(Form(idle), IsError(absl::StatusCode::kUnavailable, "searching"));
   idle.clear();
   EXPECT_THAT(Form(idle), IsError(absl::StatusCode::kUnavailable, "too few"));

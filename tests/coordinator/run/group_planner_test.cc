@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -83,8 +84,16 @@ class GroupPlannerTest : public ::testing::Test {
     for (const Action& action : cluster_.Take()) {
       if (const auto* op = std::get_if<Store::Op>(&action)) testing::ApplyTo(store_, *op);
       if (const auto* search = std::get_if<SearchPlans>(&action)) searches.push_back(*search);
+      if (const auto* predict = std::get_if<PredictStep>(&action)) predictions_.push_back(*predict);
     }
     return searches;
+  }
+  // Answers the predictions that were requested for the group.
+  void AnswerPredictions(Slot& slot) {
+    Take();
+    for (const PredictStep& predict : std::exchange(predictions_, {})) {
+      planner_.OnPredicted(std::get<StepPredicted>(cadre::Answer(planning_, predict)), slot);
+    }
   }
   absl::StatusOr<v1::Plan> PlanGroup(const std::vector<std::string>& members) {
     return planner_.PlanGroup(run_, Slot("run-1", 0, kNow), members);
@@ -126,6 +135,7 @@ class GroupPlannerTest : public ::testing::Test {
   GroupPlanner planner_{options_, cluster_};
   v1::RunRecord run_;
   std::map<std::string, std::string> store_;
+  std::vector<PredictStep> predictions_;
   ConnectionId connections_ = 0;
 };
 
@@ -299,6 +309,7 @@ TEST_F(GroupPlannerTest, RulesDecideWithoutASearch) {
   EXPECT_EQ(PlanGroup({"w1"})->mesh(0).name(), "data");
   options_.planning = &planning_;
   legal_ = absl::InvalidArgumentError("one rank cannot train it");
+  run_.set_run("run-2");
   EXPECT_THAT(PlanGroup({"w1"}), IsError(kInvalidArgument, "one rank"))
       << "whatever a search finds";
   EXPECT_THAT(Take(), IsEmpty());
@@ -307,37 +318,49 @@ TEST_F(GroupPlannerTest, RulesDecideWithoutASearch) {
 TEST_F(GroupPlannerTest, PredictionOfTheStartIsKept) {
   Member& member = AddWorker("w1", "a");
   Slot slot = SlotOf({"w1"});
-  planning_.prediction = absl::FailedPreconditionError("no measurements");
-  planner_.PredictGroup(run_, slot);
+  EXPECT_FALSE(planner_.PredictGroup(run_, slot)) << "nothing is measured";
+  Slot before = SlotOf({"w1"});
+  planner_.OnMeasured(run_, before, member, Measurement(6));
+  AnswerPredictions(before);
+  EXPECT_EQ(before.record().predicted().step(), 2);
+  EXPECT_TRUE(before.record().prediction_from_own_measurement());
+  EXPECT_EQ(before.plans().bias, 3) << "six seconds instead of two";
+  EXPECT_EQ(planning_.predicted.back().link->beta(), 1e-9) << "the group's own link";
+  EXPECT_TRUE(planner_.PredictGroup(run_, slot));
+  planning_.prediction = absl::FailedPreconditionError("no link");
+  AnswerPredictions(slot);
   EXPECT_FALSE(slot.record().has_predicted());
-  planning_.prediction = Parse<v1::StepTimes>("step: 2");
   planner_.PredictGroup(run_, slot);
+  planning_.prediction = Parse<v1::StepTimes>("step: 2");
+  AnswerPredictions(slot);
   EXPECT_EQ(slot.record().predicted().step(), 2);
   EXPECT_FALSE(slot.record().prediction_from_own_measurement());
-  planning_.prediction = Parse<v1::StepTimes>("step: 3");
-  planner_.PredictGroup(run_, slot);
   planner_.OnMeasured(run_, slot, member, Measurement(6));
+  EXPECT_EQ(slot.record().measured_plan(0).step_seconds(), 6);
+  EXPECT_EQ(slot.plans().bias, 1) << "it is not predicted yet";
+  planning_.prediction = Parse<v1::StepTimes>("step: 3");
+  AnswerPredictions(slot);
   EXPECT_EQ(slot.record().predicted().step(), 2);
   EXPECT_FALSE(slot.record().prediction_from_own_measurement());
   EXPECT_EQ(slot.plans().bias, 2) << "six seconds instead of three";
-  Slot other = SlotOf({"w1"});
-  planner_.OnMeasured(run_, other, member, Measurement(6));
-  EXPECT_EQ(other.record().predicted().step(), 3);
-  EXPECT_TRUE(other.record().prediction_from_own_measurement());
-  EXPECT_EQ(planning_.predicted.back().link->beta(), 1e-9) << "the group's own link";
-  Slot unknown = SlotOf({"w1"}, 0);
-  planning_.prediction = absl::FailedPreconditionError("no measurements");
-  planner_.OnMeasured(run_, unknown, member, Measurement(6));
-  EXPECT_FALSE(unknown.record().has_predicted());
-  EXPECT_EQ(unknown.plans().bias, 1);
-  EXPECT_FALSE(planning_.predicted.back().link.has_value());
+}
+
+TEST_F(GroupPlannerTest, PredictionOfAnotherGenerationIsDropped) {
+  Member& member = AddWorker("w1", "a");
+  Slot slot = SlotOf({"w1"});
+  planner_.OnMeasured(run_, slot, member, Measurement(6));
+  slot.Clear("the test ends it", kNow);
+  slot.Form(2, {"w1"}, PlanOf("data", 1), kNow);
+  AnswerPredictions(slot);
+  EXPECT_FALSE(slot.record().has_predicted());
+  EXPECT_EQ(slot.plans().bias, 1);
 }
 
 TEST_F(GroupPlannerTest, NothingIsPredictedWithoutMeasuring) {
   Member& member = AddWorker("w1", "a");
   options_.planning = nullptr;
   Slot slot = SlotOf({"w1"});
-  planner_.PredictGroup(run_, slot);
+  EXPECT_FALSE(planner_.PredictGroup(run_, slot));
   planner_.OnMeasured(run_, slot, member, Measurement(6));
   EXPECT_FALSE(slot.record().has_predicted());
   EXPECT_EQ(slot.record().measured_plan_size(), 0);
@@ -362,6 +385,62 @@ TEST_F(GroupPlannerTest, BetterPlanIsLookedForOncePerMeasurement) {
   slot.better.reset();
   planner_.ConsiderPlan(run_, slot);
   EXPECT_FALSE(slot.better.has_value());
+}
+
+TEST_F(GroupPlannerTest, PredictionOfTheMeasuredPlanIsAwaited) {
+  Member& member = AddWorker("w1", "a");
+  Slot slot = SlotOf({"w1"});
+  slot.measured = Parse<v1::StepTimes>("step: 10");
+  planner_.OnMeasured(run_, slot, member, Measurement(10));
+  planner_.ConsiderPlan(run_, slot);
+  GroupPlan faster{.plan = PlanOf("model", 2)};
+  faster.predicted = Parse<v1::StepTimes>("step: 4");
+  Answer(Take().at(0), std::vector<GroupPlan>{faster});
+  planner_.ConsiderPlan(run_, slot);
+  EXPECT_FALSE(slot.considered);
+  planning_.prediction = Parse<v1::StepTimes>("step: 5");
+  AnswerPredictions(slot);
+  planner_.ConsiderPlan(run_, slot);
+  ASSERT_TRUE(slot.better.has_value());
+  EXPECT_EQ(slot.better->then_seconds, 8) << "the planner is wrong by a factor of 2";
+}
+
+// Equal machines measure somewhat different times.
+TEST_F(GroupPlannerTest, SimilarMeasurementsShareASearch) {
+  Member& first = AddWorker("w1", "a");
+  AddWorker("w2", "b");
+  const auto searched = [&](double time, double link) {
+    Slot slot = SlotOf({"w1", "w2"}, link);
+    v1::Measured measured = Measurement(10);
+    measured.mutable_layers()->mutable_time(0)->set_forward(time);
+    planner_.OnMeasured(run_, slot, first, measured);
+    planner_.OnMeasured(run_, slot, *cluster_.members().Find("w2"), measured);
+    planner_.ConsiderPlan(run_, slot);
+    return Take().size() == 1;
+  };
+  EXPECT_TRUE(searched(1, 1e-9));
+  EXPECT_FALSE(searched(1, 1e-9));
+  EXPECT_FALSE(searched(1.09, 1.24e-9));
+  EXPECT_FALSE(searched(0.92, 0.82e-9));
+  EXPECT_TRUE(searched(1.2, 1e-9)) << "by more than a tenth of the time";
+  EXPECT_TRUE(searched(1, 1.26e-9)) << "by more than a quarter of the link";
+  EXPECT_TRUE(searched(1, 0.79e-9));
+}
+
+TEST_F(GroupPlannerTest, SearchForWhichAGroupWaitsBecomesUrgent) {
+  AddWorker("w1", "a");
+  Slot slot = SlotOf({"w1"});
+  slot.record();
+  slot.measured = Parse<v1::StepTimes>("step: 10");
+  planner_.ConsiderPlan(run_, slot);
+  std::vector<SearchPlans> searches = Take();
+  ASSERT_EQ(searches.size(), 1U);
+  EXPECT_FALSE(searches[0].urgent);
+  EXPECT_FALSE(planner_.IsSearching("run-1")) << "no group waits for it";
+  planner_.RecordLink(slot);
+  Slot waiting = SlotOf({"w1"});
+  planner_.ConsiderPlan(run_, waiting);
+  EXPECT_THAT(Take(), IsEmpty());
 }
 
 TEST_F(GroupPlannerTest, FailedSearchIsNotRepeated) {

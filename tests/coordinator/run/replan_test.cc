@@ -111,7 +111,21 @@ TEST(ReplanTest, BiasAppliesToPredictions) {
   const auto better = FindBetterPlan(PlanOf("data"), 100, plans, history);
   ASSERT_TRUE(better.has_value()) << "a gain of 10 % is enough";
   EXPECT_DOUBLE_EQ(better->then_seconds, 90);
-  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 99, plans, history).has_value());
+  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 99, {plans[0]}, history).has_value());
+}
+
+// The plans may have been searched for a group with other measurements.
+TEST(ReplanTest, BiasIsThatOfTheSearchIfItPredictsThePresentPlan) {
+  PlanHistory history;
+  history.Record(PlanOf("data"), 100, 50);
+  const auto better =
+      FindBetterPlan(PlanOf("data"), 100, {Predicted("model", 20), Predicted("data", 25)}, history);
+  ASSERT_TRUE(better.has_value());
+  EXPECT_DOUBLE_EQ(better->then_seconds, 80);
+  EXPECT_FALSE(
+      FindBetterPlan(PlanOf("data"), 100, {Predicted("model", 46), Predicted("data", 50)}, history)
+          .has_value());
+  EXPECT_DOUBLE_EQ(history.bias, 2) << "it is not changed";
 }
 
 TEST(ReplanTest, BiasIsClamped) {
