@@ -3,6 +3,7 @@
 //
 //   bench_coordinator --members=100000 --placed=0.5   the state machine alone, in this process
 //   bench_coordinator --streams=5000                  the program, over that many real streams
+//   bench_coordinator --starting=1000 --ranks=1       groups that all start together
 //
 // Prints one JSON line. bench/coordinator/README.md describes the method.
 #include <gflags/gflags.h>
@@ -19,6 +20,10 @@ DEFINE_int32(members, 100'000, "Workers of the state machine in this process.");
 DEFINE_int32(streams, 0,
              "Workers that join a cadre-coordinator in a child process, each by a stream and a "
              "connection of its own; 0: measure the state machine in this process instead.");
+DEFINE_int32(starting, 0,
+             "Groups of one run that start together in this process, with the real planner and a "
+             "store on disk, in place of the other measurements; 0: none.");
+DEFINE_string(model, "resnet50", "With --starting: a model of the zoo.");
 DEFINE_double(placed, 0.5, "Share of the workers that hold a rank of a group.");
 DEFINE_int32(ranks, 16, "Ranks of a group.");
 DEFINE_int32(groups, 16, "Groups of a run.");
@@ -35,7 +40,21 @@ DEFINE_string(programs, "",
 namespace cadre {
 namespace {
 
-absl::Status Run() {
+absl::Status RunStart() {
+  CADRE_RETURN_IF_ERROR(RequirePositive({{"--starting", FLAGS_starting}}));
+  nlohmann::ordered_json line = BenchLine("coordinator start");
+  CADRE_ASSIGN_OR_RETURN(const auto result, MeasureStart({.workers = FLAGS_starting * FLAGS_ranks,
+                                                          .placed = 1,
+                                                          .ranks_per_group = FLAGS_ranks,
+                                                          .groups_per_run = FLAGS_starting,
+                                                          .setup_seconds = FLAGS_setup_seconds,
+                                                          .model = FLAGS_model}));
+  line.update(result);
+  PrintLine(line);
+  return absl::OkStatus();
+}
+
+absl::Status RunBenchmark() {
   CADRE_RETURN_IF_ERROR(RequirePositive(
       {{"--ranks", FLAGS_ranks}, {"--groups", FLAGS_groups}, {"--lease-ms", FLAGS_lease_ms}}));
   if (!(FLAGS_seconds > 0)) return absl::InvalidArgumentError("--seconds must be positive");
@@ -46,6 +65,7 @@ absl::Status Run() {
   CADRE_RETURN_IF_ERROR(
       RequirePositive({streams ? std::pair<const char*, double>("--streams", FLAGS_streams)
                                : std::pair<const char*, double>("--members", FLAGS_members)}));
+  if (FLAGS_starting != 0) return RunStart();
   const LoadOptions options = {.workers = streams ? FLAGS_streams : FLAGS_members,
                                .placed = FLAGS_placed,
                                .ranks_per_group = FLAGS_ranks,
@@ -72,6 +92,7 @@ int main(int argc, char** argv) {
       argc, argv, "bench/coordinator_bench.cc",
       "bench_coordinator: load of many members on the coordinator, as a JSON line.\n\n"
       "  bench_coordinator --members=100000 --placed=0.5   the state machine, in this process\n"
-      "  bench_coordinator --streams=5000                  the program, over real streams",
-      cadre::Run);
+      "  bench_coordinator --streams=5000                  the program, over real streams\n"
+      "  bench_coordinator --starting=1000 --ranks=1       groups that all start together",
+      cadre::RunBenchmark);
 }

@@ -5,10 +5,15 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "base/protocol.h"
 #include "base/status.h"
 #include "bench/harness.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
 #include "model/validate.h"
 #include "model/zoo_file.h"
+#include "plan/plan.h"
+#include "plan/search/planner.h"
 
 namespace cadre {
 namespace {
@@ -39,6 +44,24 @@ absl::StatusOr<std::vector<v1::RunSpec>> LoadOptions::Specs() const {
     specs.push_back(std::move(spec));
   }
   return specs;
+}
+
+Machine::Options LoadMachineOptions(const Planning& planning) {
+  Machine::Options options;
+  options.plan = [](const v1::RunSpec& spec, int ranks) { return MakePlan(spec, ranks); };
+  options.planning = &planning;
+  options.check_plan = [](const v1::RunSpec& spec, const v1::Plan& plan) -> absl::Status {
+    CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
+    return PlanFromProto(plan, graph, ParameterIndex::FromGraph(graph)).status();
+  };
+  options.validate = ValidateRunSpec;
+  options.parameter_count = [](const v1::RunSpec& spec) -> uint64_t {
+    const auto index = ParameterIndex::FromModel(spec.model());
+    return index.ok() ? index->size() : 0;
+  };
+  options.protocol = kProtocol;
+  options.max_live_runs = 1'000'000;
+  return options;
 }
 
 double MonotonicSeconds() {

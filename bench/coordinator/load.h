@@ -9,6 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "coordinator/events/planning.h"
+#include "coordinator/machine/machine.h"
 #include "nlohmann/json.hpp"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/run.pb.h"
@@ -33,6 +35,8 @@ struct LoadOptions {
   absl::Duration lease = absl::Seconds(10);
   // Folder of cadre-coordinator; empty: that of this program.
   std::string programs;
+  // MeasureStart's: a model of the zoo.
+  std::string model = "resnet50";
 
   int groups() const { return static_cast<int>(placed * workers) / ranks_per_group; }
   int runs() const { return (groups() + groups_per_run - 1) / groups_per_run; }
@@ -45,6 +49,10 @@ struct LoadOptions {
 
 inline constexpr int kLoadAggregators = 4;
 
+// As the options of cadre-coordinator, but runs do not end after many failures without a commit.
+// `planning` is borrowed.
+Machine::Options LoadMachineOptions(const Planning& planning);
+
 // Drives the coordinator's state machine, in this thread and under virtual time, and times every
 // event. Returns the fields of the output line. Errors: Internal if members and state machine
 // disagree, for example on the number of heartbeats.
@@ -56,6 +64,11 @@ absl::StatusOr<nlohmann::ordered_json> MeasureMachine(const LoadOptions& options
 // NotFound without the program; DeadlineExceeded if the setup takes too long; Internal if members
 // and coordinator disagree, for example on the number of heartbeats.
 absl::StatusOr<nlohmann::ordered_json> MeasureStreams(const LoadOptions& options);
+
+// Drives the coordinator's event loop in this process, with a store on disk: all workers, in one
+// run, join, measure and restart at the same time. Returns the fields of the output line. Errors:
+// DeadlineExceeded if a phase takes longer than `setup_seconds`.
+absl::StatusOr<nlohmann::ordered_json> MeasureStart(const LoadOptions& options);
 
 // Seconds on a clock that never jumps.
 double MonotonicSeconds();

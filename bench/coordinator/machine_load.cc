@@ -36,7 +36,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/protocol.h"
 #include "base/status.h"
 #include "bench/coordinator/fake_member.h"
 #include "bench/coordinator/load.h"
@@ -44,11 +43,6 @@
 #include "coordinator/machine/machine.h"
 #include "coordinator/measured_planning.h"
 #include "coordinator/store/keys.h"
-#include "model/graph.h"
-#include "model/parameter_index.h"
-#include "model/validate.h"
-#include "plan/plan.h"
-#include "plan/search/planner.h"
 
 namespace cadre {
 namespace {
@@ -89,26 +83,6 @@ int64_t AllocatedBytes() {
   return static_cast<int64_t>(info.uordblks + info.hblkhd);
 }
 
-// As the options of cadre-coordinator, but runs do not end after many failures without a commit:
-// the members that fall silent belong to few runs.
-Machine::Options OptionsOf(const Planning& planning) {
-  Machine::Options options;
-  options.plan = [](const v1::RunSpec& spec, int ranks) { return MakePlan(spec, ranks); };
-  options.planning = &planning;
-  options.check_plan = [](const v1::RunSpec& spec, const v1::Plan& plan) -> absl::Status {
-    CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
-    return PlanFromProto(plan, graph, ParameterIndex::FromGraph(graph)).status();
-  };
-  options.validate = ValidateRunSpec;
-  options.parameter_count = [](const v1::RunSpec& spec) -> uint64_t {
-    const auto index = ParameterIndex::FromModel(spec.model());
-    return index.ok() ? index->size() : 0;
-  };
-  options.protocol = kProtocol;
-  options.max_live_runs = 1'000'000;
-  return options;
-}
-
 Kind KindOf(const v1::MemberMessage& message) {
   switch (message.body_case()) {
     case v1::MemberMessage::kHeartbeat:
@@ -132,7 +106,7 @@ class MachineLoad {
  public:
   explicit MachineLoad(const LoadOptions& options)
       : options_(options),
-        machine_options_(OptionsOf(planning_)),
+        machine_options_(LoadMachineOptions(planning_)),
         machine_(std::make_unique<Machine>(machine_options_)) {
     tick_ = machine_options_.heartbeat / options.workers;
     loss_interval_ = std::max(kMinLossInterval, kTurnsPerLoss * kHeartbeatsPerTurn * tick_);
@@ -168,7 +142,7 @@ class MachineLoad {
     deadline_ = machine_->NextDeadline();
     const double seconds = MonotonicSeconds() - begin;
     bool lost = false, decided = false;
-    std::vector<SearchPlans> searches;
+    std::vector<Event> planned;
     for (Action& action : actions) {
       if (const auto* op = std::get_if<Store::Op>(&action)) {
         ++records_;
@@ -183,15 +157,15 @@ class MachineLoad {
         submitted_ = replied->status;
       } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
         // On another thread in the coordinator (loop.h), so its time does not count here.
-        searches.push_back(*search);
+        planned.push_back(Answer(planning_, *search));
+      } else if (const auto* predict = std::get_if<PredictStep>(&action)) {
+        planned.push_back(Answer(planning_, *predict));
       }
     }
     if (std::holds_alternative<Tick>(event) && lost) kind = kLeaseLoss;
     if (kind == kOther && decided) kind = kCommit;
     if (measuring_) times_[kind].Add(seconds);
-    for (const SearchPlans& search : searches) {
-      Do(kOther, PlansFound{search.run, search.key, planning_.PlansFor(search.query)});
-    }
+    for (const Event& answer : planned) Do(kOther, answer);
   }
 
   void Deliver(const Send& send) {
