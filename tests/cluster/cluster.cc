@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<SqliteStore>> OpenStore(const std::string& path) 
 
 // The authority is that of all programs, and `cadre` finds the credentials of an operator in the
 // environment.
-Cluster::Cluster(Options options) : options_(options) {
+Cluster::Cluster(Options options) : options_(options), programs_(CADRE_PROGRAMS) {
   EXPECT_THAT(WriteAuthority(TlsOf("authority"), {}), IsOk());
   EXPECT_THAT(Issue("operator", Role::kOperator, absl::Now() + absl::Hours(1)), IsOk());
   setenv("CADRE_TLS", TlsOf("operator").c_str(), /*overwrite=*/1);
@@ -73,9 +73,14 @@ absl::Status Cluster::Issue(const std::string& name, Role role, absl::Time end) 
 }
 
 Cluster::~Cluster() {
-  const bool failed = ::testing::Test::HasFailure();
+  if (!::testing::Test::HasFailure()) return;
+  const char* const keep = getenv("CADRE_KEEP_LOGS");
   for (const auto& [name, process] : processes_) {
-    if (!failed) break;
+    if (keep != nullptr) {
+      std::error_code ignored;
+      std::filesystem::copy_file(LogOf(name), absl::StrCat(keep, "/", name, ".log"),
+                                 std::filesystem::copy_options::overwrite_existing, ignored);
+    }
     std::cerr << "--- last lines of the log of " << name << "\n"
               << absl::StrJoin(LastLines(LogOf(name), 25), "\n") << std::endl;
   }
@@ -93,10 +98,11 @@ absl::Status Cluster::Start(const std::string& name, const std::string& program,
         absl::StrCat("--connection-age=", absl::ToInt64Seconds(options_.connection_age)));
   }
   arguments.push_back("--logtostderr");
-  CADRE_ASSIGN_OR_RETURN(Process process, Process::Start({.program = ProgramPath(program),
-                                                          .arguments = arguments,
-                                                          .environment = std::move(environment),
-                                                          .log = LogOf(name)}));
+  CADRE_ASSIGN_OR_RETURN(Process process,
+                         Process::Start({.program = absl::StrCat(programs_, "/", program),
+                                         .arguments = arguments,
+                                         .environment = std::move(environment),
+                                         .log = LogOf(name)}));
   processes_.erase(name);
   processes_.emplace(name, std::move(process));
   return absl::OkStatus();
@@ -132,13 +138,16 @@ absl::StatusOr<std::string> Cluster::StartCoordinatorAt(const std::string& name,
                                                         const std::string& store) {
   const std::string port_file = folder_ / "port";
   std::filesystem::remove(port_file);
-  CADRE_RETURN_IF_ERROR(
-      Start(name, "cadre-coordinator", Role::kCoordinator,
-            {absl::StrCat("--listen=", listen), absl::StrCat("--store=", store),
-             absl::StrCat("--port-file=", port_file), "--keep-commits=1000000",
-             absl::StrCat("--lease-ms=", absl::ToInt64Milliseconds(options_.lease)),
-             absl::StrCat("--aggregator-patience=",
-                          absl::FormatDuration(options_.aggregator_patience))}));
+  std::vector<std::string> arguments = {
+      absl::StrCat("--listen=", listen), absl::StrCat("--store=", store),
+      absl::StrCat("--port-file=", port_file), "--keep-commits=1000000",
+      absl::StrCat("--lease-ms=", absl::ToInt64Milliseconds(options_.lease))};
+  // Earlier builds do not have the flag.
+  if (options_.aggregator_patience != Options().aggregator_patience) {
+    arguments.push_back(
+        absl::StrCat("--aggregator-patience=", absl::FormatDuration(options_.aggregator_patience)));
+  }
+  CADRE_RETURN_IF_ERROR(Start(name, "cadre-coordinator", Role::kCoordinator, std::move(arguments)));
   const absl::Time deadline = absl::Now() + kStartLimit;
   while (absl::Now() < deadline) {
     if (const absl::StatusOr<std::string> port = ReadFile(port_file); port.ok()) {

@@ -53,7 +53,8 @@ class Cluster {
 
   Cluster() : Cluster(Options()) {}
   explicit Cluster(Options options);
-  // Prints the ends of the logs if the test has failed.
+  // If the test has failed, prints the ends of the logs, and copies the logs into the folder that
+  // the environment variable CADRE_KEEP_LOGS names.
   ~Cluster();
 
   // Starts the coordinator: the first time on a free port, later on the same port and store.
@@ -70,6 +71,9 @@ class Cluster {
   absl::Status StartAll(int aggregators, int workers);
   // Starts all members that the run needs and submits it; returns its id.
   absl::StatusOr<std::string> StartRun(const v1::RunSpec& spec);
+  // Processes that are started from now on are those of the build whose programs are in `folder`;
+  // at first, those of this build.
+  void UsePrograms(const std::string& folder) { programs_ = folder; }
 
   // The folder of the credentials of a program.
   std::string TlsOf(const std::string& name) const { return folder_ / ("tls/" + name); }
@@ -116,6 +120,7 @@ class Cluster {
 
   const Options options_;
   const TemporaryFolder folder_;
+  std::string programs_;
   // One address, or several.
   std::string coordinator_;
   // Addresses of several coordinators, by name.
