@@ -4,6 +4,9 @@
 //   offset 32   meta
 //   then        for each block: CRC32C (4), data (block bytes; the last block may be shorter)
 //
+// The magic ends with the two digits of the format's number. Later formats keep the header, so a
+// damaged number is not mistaken for one of them.
+//
 // The positions of all blocks follow from the header, so blocks can be written in any order and
 // read directly. The CRC precedes its block because both are written by one call: a torn write
 // leaves a block whose CRC does not match. Nothing marks a file as complete; Verify checks that
@@ -23,22 +26,27 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/crc32c.h"
 #include "base/status.h"
+#include "server/file_format.h"
 
 namespace cadre {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "files hold little-endian integers");
 
-constexpr uint64_t kMagic = 0x31304b4c42524443;  // "CDRBLK01"
+constexpr absl::string_view kMagic = "CDRBLK";
+// The two digits after it.
+constexpr uint32_t kBlockFormat = 1;
 // Larger than the header of any contribution.
 constexpr uint32_t kMaxMetaBytes = 16 << 20;
 
 // The part of the header before the meta.
 struct FixedHead {
-  uint64_t magic = kMagic;
+  char magic[8] = {'C', 'D', 'R', 'B', 'L', 'K', '0', '0' + kBlockFormat};
   uint64_t data_bytes = 0;
   uint32_t block_bytes = 0;
   uint32_t meta_bytes = 0;
@@ -90,7 +98,10 @@ absl::StatusOr<BlockFileHead> ReadHead(const File& file, const std::string& path
   FixedHead fixed;
   CADRE_ASSIGN_OR_RETURN(size_t n,
                          file.ReadAt(0, {reinterpret_cast<char*>(&fixed), sizeof(fixed)}, {}));
-  if (n != sizeof(fixed) || fixed.magic != kMagic || fixed.meta_bytes > kMaxMetaBytes ||
+  uint32_t format = 0;
+  absl::string_view magic(fixed.magic, sizeof(fixed.magic));
+  if (n != sizeof(fixed) || !absl::ConsumePrefix(&magic, kMagic) ||
+      !absl::SimpleAtoi(magic, &format) || fixed.meta_bytes > kMaxMetaBytes ||
       fixed.block_bytes == 0) {
     return Damaged(path, "the header is damaged");
   }
@@ -102,6 +113,7 @@ absl::StatusOr<BlockFileHead> ReadHead(const File& file, const std::string& path
   if (n != head.meta.size() || HeadCrc(fixed, head.meta) != fixed.crc) {
     return Damaged(path, "the header is damaged");
   }
+  CADRE_RETURN_IF_ERROR(CheckFormat(path, format, kBlockFormat));
   return head;
 }
 

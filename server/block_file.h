@@ -48,7 +48,7 @@ class BlockFile {
                                                            const std::string& path,
                                                            BlockFileHead head);
   // Opens an existing file. Requires: `files` outlives the object. Errors: DataLoss for a damaged
-  // header.
+  // header; those of CheckFormat (file_format.h).
   static absl::StatusOr<std::unique_ptr<BlockFile>> Open(FileSystem& files, const std::string& path,
                                                          Access access);
 

@@ -8,18 +8,32 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/client/frame.h"
+#include "server/file_format.h"
 
 namespace cadre {
 namespace {
 
 // Meta of a frame, whose elements are followed by the words of its units, 16 bits each.
 struct FrameMeta {
-  uint64_t version = 0;
+  uint32_t version = 0;
+  uint32_t format = 0;
   int64_t begin = 0;
   int64_t end = 0;
   uint64_t elements = 0;
   uint64_t fragment = 0;
 };
+static_assert(sizeof(FrameMeta) == 40);
+// The newest format that is read, and the one that is written; 0 stands for the first one.
+constexpr uint32_t kFrameFormat = 0;
+
+// Zeros if the meta has another size.
+absl::StatusOr<FrameMeta> FrameMetaOf(const BlockFile& file) {
+  FrameMeta meta;
+  const std::string& bytes = file.head().meta;
+  if (bytes.size() == sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
+  CADRE_RETURN_IF_ERROR(CheckFormat(file.path(), meta.format, kFrameFormat));
+  return meta;
+}
 
 std::string EncodeMeta(const FrameMeta& meta) {
   return {reinterpret_cast<const char*>(&meta), sizeof(meta)};
@@ -30,6 +44,7 @@ std::string EncodeMeta(const FrameMeta& meta) {
 absl::Status FrameFiles::Load(const std::string& run, uint32_t version) {
   CADRE_ASSIGN_OR_RETURN(
       const auto file, BlockFile::Open(folder_.files, folder_.Frame(run, version), Access::kRead));
+  CADRE_RETURN_IF_ERROR(FrameMetaOf(*file).status());
   absl::MutexLock lock(&mutex_);
   frames_[run][version] = file->head().data_bytes;
   return absl::OkStatus();
@@ -41,9 +56,7 @@ absl::StatusOr<StoredFrame> FrameFiles::Open(const std::string& run, uint32_t ve
   CADRE_ASSIGN_OR_RETURN(
       std::unique_ptr<BlockFile> file,
       BlockFile::Open(folder_.files, folder_.Frame(run, version), Access::kRead));
-  FrameMeta meta;
-  const std::string& bytes = file->head().meta;
-  if (bytes.size() == sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
+  CADRE_ASSIGN_OR_RETURN(const FrameMeta meta, FrameMetaOf(*file));
   const Interval span{meta.begin, meta.end};
   if (meta.version != version || !span.contains(positions) || meta.fragment > fragments) {
     return absl::DataLossError(absl::StrCat(file->path(), ": does not contain the frame"));
@@ -83,8 +96,12 @@ absl::StatusOr<std::unique_ptr<BlockWriter>> FrameFiles::Create(const ApplyPlan&
 }
 
 absl::Status FrameFiles::Finish(const ApplyPlan& plan, RoundUpdate& update) {
-  const FrameMeta meta{plan.round, plan.span.begin, plan.span.end,
-                       update.frame_bytes / sizeof(float), plan.order.fragment()};
+  const FrameMeta meta{plan.round,
+                       kFrameFormat,
+                       plan.span.begin,
+                       plan.span.end,
+                       update.frame_bytes / sizeof(float),
+                       plan.order.fragment()};
   // The last element may have half a number.
   std::vector<uint16_t> words = update.words;
   words.resize((words.size() + 1) / 2 * 2);

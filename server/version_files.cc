@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "base/digest.h"
 #include "base/status.h"
 #include "model/change_sums.h"
+#include "server/file_format.h"
 
 namespace cadre {
 namespace {
@@ -22,15 +22,18 @@ namespace {
 // Meta of a version's file; the serialized Apply that made the version follows. Only the fields
 // here change while the file is written.
 struct VersionMeta {
-  uint64_t version = 0;
+  uint32_t version = 0;
+  uint32_t format = 0;
   uint64_t digest = 0;
   int64_t begin = 0;
   int64_t end = 0;
   DiscrepancyTerms discrepancy;
 };
-// The meta of files that older builds wrote ends here or after the discrepancy. What it lacks is
-// unknown.
-constexpr size_t kOldMetaBytes = offsetof(VersionMeta, discrepancy);
+static_assert(sizeof(VersionMeta) == 48);
+// The newest formats that are read, and those that are written. 0 stands for the first one, since
+// files of earlier builds have zeros there.
+constexpr uint32_t kVersionFormat = 0;
+constexpr uint32_t kStatesFormat = 0;
 
 std::string EncodeMeta(const VersionMeta& meta, const v1::Apply& order) {
   return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&meta), sizeof(meta)),
@@ -40,8 +43,9 @@ std::string EncodeMeta(const VersionMeta& meta, const v1::Apply& order) {
 absl::StatusOr<VersionMeta> MetaOf(const BlockFile& file, uint32_t version, v1::Apply* order) {
   VersionMeta meta;
   const absl::string_view bytes = file.head().meta;
-  const bool fits = bytes.size() >= sizeof(meta) || bytes.size() == kOldMetaBytes;
-  if (fits) std::memcpy(&meta, bytes.data(), std::min(bytes.size(), sizeof(meta)));
+  const bool fits = bytes.size() >= sizeof(meta);
+  if (fits) std::memcpy(&meta, bytes.data(), sizeof(meta));
+  CADRE_RETURN_IF_ERROR(CheckFormat(file.path(), meta.format, kVersionFormat));
   const absl::string_view rest = bytes.substr(std::min(bytes.size(), sizeof(meta)));
   if (!fits || !order->ParseFromArray(rest.data(), std::ssize(rest)) || meta.version != version ||
       meta.begin > meta.end || file.head().data_bytes != (meta.end - meta.begin) * sizeof(float)) {
@@ -52,11 +56,28 @@ absl::StatusOr<VersionMeta> MetaOf(const BlockFile& file, uint32_t version, v1::
 
 // Meta of a file of outer states: this, then the sums.
 struct OuterMeta {
-  uint64_t version = 0;
+  uint32_t version = 0;
+  uint32_t format = 0;
   int64_t begin = 0;
   int64_t end = 0;
   uint64_t states = 0;
+
+  bool operator==(const OuterMeta&) const = default;
 };
+static_assert(sizeof(OuterMeta) == 32);
+
+OuterMeta MakeOuterMeta(uint32_t version, Interval span, int states) {
+  return {version, kStatesFormat, span.begin, span.end, static_cast<uint64_t>(states)};
+}
+
+// The beginning of the meta; zeros if it is too short.
+absl::StatusOr<OuterMeta> OuterMetaOf(const BlockFile& file) {
+  OuterMeta meta;
+  const std::string& bytes = file.head().meta;
+  if (bytes.size() >= sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
+  CADRE_RETURN_IF_ERROR(CheckFormat(file.path(), meta.format, kStatesFormat));
+  return meta;
+}
 
 // The size is constant, although fields of type double that are 0 are not serialized.
 std::string EncodeMeta(const OuterMeta& meta, const VersionStats& stats) {
@@ -100,7 +121,8 @@ absl::StatusOr<VersionStats> VersionFiles::Write(
     const std::function<absl::StatusOr<VersionStats>()>& finish) {
   const std::string path = folder_.Version(run, order.round());
   const std::string temporary = absl::StrCat(path, ".new");
-  VersionMeta meta{order.round(), 0, span.begin, span.end, {}};
+  VersionMeta meta{
+      .version = order.round(), .format = kVersionFormat, .begin = span.begin, .end = span.end};
   v1::Apply stored = order;
   if (order.attempt() > 0) *stored.mutable_changes() = UnknownChanges(order.participants_size());
   absl::Cleanup remove = [&] { folder_.RemoveFile(temporary); };
@@ -131,7 +153,7 @@ absl::StatusOr<VersionStats> VersionFiles::Write(
 absl::StatusOr<std::unique_ptr<BlockWriter>> VersionFiles::CreateStates(const std::string& run,
                                                                         uint32_t version,
                                                                         Interval span, int states) {
-  const OuterMeta meta{version, span.begin, span.end, static_cast<uint64_t>(states)};
+  const OuterMeta meta = MakeOuterMeta(version, span, states);
   CADRE_ASSIGN_OR_RETURN(
       std::unique_ptr<BlockFile> file,
       BlockFile::Create(folder_.files, absl::StrCat(folder_.Outer(run, version), ".new"),
@@ -143,7 +165,7 @@ absl::StatusOr<std::unique_ptr<BlockWriter>> VersionFiles::CreateStates(const st
 absl::Status VersionFiles::FinishStates(const std::string& run, uint32_t version, Interval span,
                                         int states, const VersionStats& stats,
                                         BlockWriter& writer) {
-  const OuterMeta meta{version, span.begin, span.end, static_cast<uint64_t>(states)};
+  const OuterMeta meta = MakeOuterMeta(version, span, states);
   CADRE_RETURN_IF_ERROR(
       writer.Finish(EncodeMeta(meta, stats), states * span.size() * int64_t{sizeof(float)}));
   return folder_.files.Rename(writer.path(), folder_.Outer(run, version));
@@ -155,9 +177,8 @@ absl::StatusOr<std::unique_ptr<BlockScan>> VersionFiles::ScanStates(const std::s
   CADRE_ASSIGN_OR_RETURN(
       std::unique_ptr<BlockFile> file,
       BlockFile::Open(folder_.files, folder_.Outer(run, version), Access::kRead));
-  const OuterMeta same{version, span.begin, span.end, static_cast<uint64_t>(states)};
-  if (!absl::StartsWith(file->head().meta,
-                        absl::string_view(reinterpret_cast<const char*>(&same), sizeof(same)))) {
+  CADRE_ASSIGN_OR_RETURN(const OuterMeta meta, OuterMetaOf(*file));
+  if (meta != MakeOuterMeta(version, span, states)) {
     return absl::DataLossError(
         absl::StrCat(file->path(), ": does not contain the outer states of version ", version));
   }
@@ -173,9 +194,7 @@ absl::StatusOr<StoredStates> VersionFiles::OpenStates(const std::string& run,
   CADRE_ASSIGN_OR_RETURN(
       std::unique_ptr<BlockFile> file,
       BlockFile::Open(folder_.files, folder_.Outer(run, version), Access::kRead));
-  OuterMeta meta;
-  const std::string& bytes = file->head().meta;
-  if (bytes.size() >= sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
+  CADRE_ASSIGN_OR_RETURN(const OuterMeta meta, OuterMetaOf(*file));
   if (meta.version != version || Interval{meta.begin, meta.end} != stored.span ||
       file->head().data_bytes != meta.states * stored.span.size() * sizeof(float)) {
     return absl::DataLossError(
@@ -213,14 +232,11 @@ absl::Status VersionFiles::CheckStates(const std::string& run, const v1::Apply& 
                                        VersionStats* stats) const {
   const std::string path = folder_.Outer(run, order.round());
   CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(folder_.files, path, Access::kRead));
+  CADRE_ASSIGN_OR_RETURN(const OuterMeta meta, OuterMetaOf(*file));
   const std::string& bytes = file->head().meta;
-  OuterMeta meta;
   double sums[5];
   const bool fits = bytes.size() == sizeof(meta) + sizeof(sums);
-  if (fits) {
-    std::memcpy(&meta, bytes.data(), sizeof(meta));
-    std::memcpy(sums, bytes.data() + sizeof(meta), sizeof(sums));
-  }
+  if (fits) std::memcpy(sums, bytes.data() + sizeof(meta), sizeof(sums));
   if (!fits || meta.version != order.round()) {
     return absl::DataLossError(
         absl::StrCat(path, ": does not contain the outer states of version ", order.round()));

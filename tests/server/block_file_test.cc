@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -111,6 +112,21 @@ TEST_F(BlockFileTest, EveryFlippedBitIsFound) {
     const bool padding = bit / 8 >= 28 && bit / 8 < 32;
     EXPECT_EQ(status.ok(), padding) << "bit " << bit << ": " << status;
   }
+}
+
+TEST_F(BlockFileTest, NewerFormatIsRefused) {
+  Write(3);
+  const std::string whole = ReadAll(path_);
+  std::string newer = whole;
+  newer[7] = '2';
+  WriteAll(path_, newer);
+  const auto open = [&] { return BlockFile::Open(PosixFileSystem(), path_, Access::kRead); };
+  EXPECT_THAT(open(), IsError(absl::StatusCode::kDataLoss, path_)) << "only the number is changed";
+  const uint32_t crc = Crc32c(newer.substr(0, 24) + "meta");
+  std::memcpy(newer.data() + 24, &crc, sizeof(crc));
+  WriteAll(path_, newer);
+  EXPECT_THAT(open(), IsError(absl::StatusCode::kFailedPrecondition, path_ + ": format 2"));
+  EXPECT_THAT(open(), IsError(absl::StatusCode::kFailedPrecondition, "formats up to 1"));
 }
 
 // Parts that are written in any order give the file that whole blocks give.

@@ -5,6 +5,8 @@
 #include <filesystem>
 
 #include "base/digest.h"
+#include "server/archive.h"
+#include "server/block_file.h"
 #include "server/checked_file.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
@@ -259,6 +261,27 @@ TEST_F(CodedRoundsTest, OldFramesAreRemoved) {
   EXPECT_THAT(frames(), Contains("frame-6"));
   EXPECT_THAT(Pull(5, {0, size()}, 0), IsError(absl::StatusCode::kFailedPrecondition, "no frame"));
   EXPECT_TRUE(Pull(6, {0, size()}, 0).ok());
+}
+
+TEST_F(CodedRoundsTest, NewerFormatsAreRefused) {
+  ASSERT_EQ(Stage({}, FrameOf(Values(1, size()))), absl::OkStatus());
+  ASSERT_EQ(host_->Apply(Order(1, {{}}))->error(), "");
+  host_.reset();
+  const std::string run = folder_.path() + "/" + run_.run;
+  {
+    const auto file =
+        BlockFile::Open(PosixFileSystem(), run + "/frame-1", Access::kReadWrite).value();
+    std::string meta = file->head().meta;
+    meta[4] = 3;
+    ASSERT_EQ(file->RewriteHead(meta, file->head().data_bytes), absl::OkStatus());
+  }
+  EXPECT_THAT(ShardHost::Open({folder_.path(), "agg-0", &counters_}),
+              IsError(absl::StatusCode::kFailedPrecondition, run + "/frame-1: format 3"));
+  EXPECT_TRUE(std::filesystem::exists(run + "/frame-1"));
+  ASSERT_EQ(WriteChecked(PosixFileSystem(), run + "/order-1", "CDRFMT02 and more"),
+            absl::OkStatus());
+  EXPECT_THAT(ReadArchive(PosixFileSystem(), run),
+              IsError(absl::StatusCode::kFailedPrecondition, run + "/order-1: format 2"));
 }
 
 // Without error feedback on the shard, repeated rounds would not approach the groups' model.

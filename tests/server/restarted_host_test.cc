@@ -2,11 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <filesystem>
 
-#include "base/crc32c.h"
+#include "absl/strings/str_cat.h"
 #include "base/digest.h"
+#include "server/checked_file.h"
 #include "server/client/refusal.h"
 #include "tests/base/expect.h"
 #include "tests/server/shard_host_fixture.h"
@@ -118,34 +118,38 @@ TEST_F(ShardHostTest, VersionKeepsItsOrder) {
   EXPECT_EQ(other.refusal(), v1::REFUSAL_CLOSED_ROUND);
 }
 
-// Files whose meta ends before the discrepancy, or before the order.
-TEST_F(ShardHostTest, VersionsOfOlderBuildsAreReadable) {
+// A file of a newer format ends the start, and stays where it is.
+TEST_F(ShardHostTest, NewerFormatsAreRefused) {
   Open();
-  for (uint32_t g = 0; g < 2; ++g) ASSERT_TRUE(Stage({.group = g}, Values(1 + g, 15)).ok());
-  const uint64_t digest = Apply(MakeApply(run_, 1, {{.group = 0}, {.group = 1}})).digest();
-  const std::vector<float> mean = PullAll(1);
-  for (const size_t meta_bytes : {48, 32}) {
-    {
-      const auto file = BlockFile::Open(PosixFileSystem(), RunPath("version-1"), Access::kRead);
-      ASSERT_TRUE(file.ok()) << file.status();
-      BlockFileHead head = (*file)->head();
-      std::string values(head.data_bytes, 0);
-      ASSERT_TRUE((*file)->ReadBlock(0, values).ok());
-      ASSERT_GT(head.meta.size(), meta_bytes);
-      head.meta.resize(meta_bytes);
-      const auto old = BlockFile::Create(PosixFileSystem(), RunPath("old"), head);
-      ASSERT_TRUE((*old)->WriteBlock(0, values, Crc32c(values)).ok());
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  Apply(WithMomentum(MakeApply(run_, 1, {{}})));
+  host_.reset();
+  const auto expect_refused = [&](const std::string& name, int format, int newest) {
+    const auto host = HostOn(folder_.path());
+    for (const std::string& part : {absl::StrCat(RunPath(name), ": format ", format),
+                                    absl::StrCat("formats up to ", newest, ":")}) {
+      EXPECT_THAT(host, IsError(absl::StatusCode::kFailedPrecondition, part));
     }
-    fs::rename(RunPath("old"), RunPath("version-1"));
-    Restart();
-    ASSERT_EQ(host_->States()[0].version(), 1u) << meta_bytes;
-    EXPECT_EQ(host_->States()[0].step(), 0u);
-    EXPECT_TRUE(SameBits(PullAll(1), mean));
-    const v1::Applied again = Apply(MakeApply(run_, 1, {{.group = 1}}));
-    EXPECT_EQ(again.error(), "");
-    EXPECT_EQ(again.digest(), digest);
-    EXPECT_EQ(std::isnan(again.displacement()), meta_bytes == 32);
+    EXPECT_TRUE(fs::exists(RunPath(name)));
+  };
+  for (const char* const name : {"version-1", "outer-1"}) {
+    const std::string whole = ReadAll(RunPath(name));
+    {
+      const auto file =
+          BlockFile::Open(PosixFileSystem(), RunPath(name), Access::kReadWrite).value();
+      std::string meta = file->head().meta;
+      meta[4] = 7;
+      ASSERT_EQ(file->RewriteHead(meta, file->head().data_bytes), absl::OkStatus());
+    }
+    expect_refused(name, 7, 0);
+    WriteAll(RunPath(name), whole);
   }
+  const std::string whole = ReadAll(RunPath("run"));
+  ASSERT_EQ(WriteChecked(PosixFileSystem(), RunPath("run"), "CDRFMT02 and more"), absl::OkStatus());
+  expect_refused("run", 2, 1);
+  WriteAll(RunPath("run"), whole);
+  Restart();
+  EXPECT_EQ(host_->States()[0].version(), 1u);
 }
 
 TEST_F(ShardHostTest, RestartRemovesObsoleteFiles) {
