@@ -11,6 +11,10 @@ constexpr float kSparseFeedback = 0.95F;
 
 }  // namespace
 
+// The coordinator, the aggregators and the ranks each fill in what a spec leaves out, and
+// aggregators refuse an order with another coding. So these defaults must not change: members of
+// two builds would differ. A build with others has to write the values into the specs that it
+// sends.
 std::optional<v1::Coding> CodingOf(const v1::Coding& coding) {
   if (coding.codec() == v1::CODEC_UNSPECIFIED || coding.codec() == v1::CODEC_FP32) {
     return std::nullopt;
