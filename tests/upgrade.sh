@@ -39,11 +39,15 @@ usage() {
 
 step() { printf 'upgrade: [%4d s] %s\n' "$SECONDS" "$*"; }
 
-# limited SECONDS WHAT COMMAND...: runs the command.
+# limited SECONDS WHAT COMMAND...: runs the command. An interrupt ends it as well.
 limited() {
   local limit=$1 what=$2 code=0
   shift 2
-  timeout --kill-after=30 "$limit" "$@" || code=$?
+  timeout --kill-after=30 "$limit" "$@" &
+  local child=$!
+  trap "kill $child; exit 130" INT TERM
+  wait "$child" || code=$?
+  trap - INT TERM
   [ "$code" != 124 ] || echo "upgrade: $what takes more than $limit s" >&2
   return "$code"
 }
