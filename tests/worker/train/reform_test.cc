@@ -67,6 +67,14 @@ class TrainedRun {
                });
     run_.OnAdopted(nullptr);
   }
+  // The worker is assigned to another group, whose peers it cannot reach.
+  void FailToConnect(int worker) {
+    const auto fail = [&](const v1::Assignment& assignment, RecordingControl& control,
+                          std::unique_ptr<Transport>) {
+      return TrainAs(worker, assignment, control, nullptr);
+    };
+    run_.Train(1, 1, fail, /*group=*/1);
+  }
   uint64_t digest() const { return run_.digest(); }
   std::vector<float> Values() const { return run_.Values(); }
 
@@ -98,6 +106,7 @@ class TrainedRun {
     options.progress = &progress_;
     options.residuals = &residuals[worker];
     options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
+      if (link == nullptr) return absl::UnavailableError("the peers cannot be reached");
       return std::move(link);
     };
     return TrainAsMember(assignment, *kernels, control, cancellation, counters, options);
@@ -138,6 +147,18 @@ TEST(Reform, LossOfAllStatesIsAWarning) {
   EXPECT_EQ(run.Warnings(),
             "group 0: the optimizer states of 130 of 130 elements were lost with its ranks and "
             "begin with zero");
+}
+
+TEST(Reform, GenerationThatCannotPrepareCostsNoStates) {
+  v1::RunSpec spec = Spec("sgd { momentum: 0.5 }");
+  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_STAT2);
+  TrainedRun whole(spec);
+  whole.Train({0}, 5);
+  TrainedRun reformed(spec);
+  reformed.Train({0}, 2);
+  reformed.FailToConnect(0);
+  reformed.Train({0}, 3);
+  EXPECT_EQ(reformed.digest(), whole.digest());
 }
 
 // A group that has contributed nothing has no states that could be lost.
