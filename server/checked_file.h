@@ -1,4 +1,4 @@
-// Small files that are replaced as a whole: their content, then its CRC32C. Of a later format, the
+// Small files that are replaced as a whole: their content, then its CRC32C. In later formats the
 // content begins with "CDRFMT" and the two digits of its number (file_format.h).
 //
 // Thread-safe, but two threads must not write the same file.

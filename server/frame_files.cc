@@ -26,11 +26,11 @@ static_assert(sizeof(FrameMeta) == 40);
 // The newest format that is read, and the one that is written; 0 stands for the first one.
 constexpr uint32_t kFrameFormat = 0;
 
-// Zeros if the meta has another size.
+// Zeros if the meta is shorter. That of a newer format may be longer.
 absl::StatusOr<FrameMeta> FrameMetaOf(const BlockFile& file) {
   FrameMeta meta;
   const std::string& bytes = file.head().meta;
-  if (bytes.size() == sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
+  if (bytes.size() >= sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
   CADRE_RETURN_IF_ERROR(CheckFormat(file.path(), meta.format, kFrameFormat));
   return meta;
 }

@@ -5,8 +5,9 @@
 #   tests/upgrade.sh REVISION [--dir DIR] [--build DIR]
 #
 #   REVISION     a commit, a branch or a tag; its files are taken from the history with `git archive`
-#   --dir DIR    folder for the sources, the build and the logs (default: build/upgrade/REVISION);
-#                what a former call has built there is built again only where it is incomplete
+#   --dir DIR    folder for the sources, the build and the logs (default: upgrade/ and the number
+#                of the commit, in the build folder); what a former call has built there is built
+#                again only where it is incomplete
 #   --build DIR  build folder of the working tree (default: build)
 #
 # Both builds are made by their own deploy/build.sh, the earlier one without tests and CUDA.
@@ -45,10 +46,10 @@ limited() {
   shift 2
   timeout --kill-after=30 "$limit" "$@" &
   local child=$!
-  trap "kill $child; exit 130" INT TERM
+  trap 'kill "$child"; exit 130' INT TERM
   wait "$child" || code=$?
   trap - INT TERM
-  [ "$code" != 124 ] || echo "upgrade: $what takes more than $limit s" >&2
+  [[ "$code" != 124 && "$code" != 137 ]] || echo "upgrade: $what takes more than $limit s" >&2
   return "$code"
 }
 
@@ -92,12 +93,12 @@ limited "$build_limit" "the build of the working tree" bash "$root/deploy/build.
   --tests cluster_mixed_builds_test || fail "the working tree was not built"
 
 step "4 of 4: replacing the members"
-logs=$dir/logs
+logs=$dir/logs-of-members
 rm -rf "$logs"
 mkdir "$logs"
 result=true
 CADRE_OTHER_BUILD=$dir/source/build/bin CADRE_KEEP_LOGS=$logs limited "$run_limit" "the test" \
-  "$build/tests/cluster_mixed_builds_test" 2>&1 | tee "$dir/run.log" || result=false
+  "$build/tests/cluster_mixed_builds_test" > >(tee "$dir/run.log") 2>&1 || result=false
 [ "$result" = true ] || step "failed; logs: $dir/run.log, $logs"
 run=$(grep '^{' "$dir/run.log" | tail -1 || true)
 printf '{"revision":"%s","equal":%s,"seconds":%d,"run":%s}\n' \

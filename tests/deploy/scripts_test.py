@@ -24,6 +24,7 @@ SCRIPTS = (
     "bench/gpu_bundle.sh",
     "bench/gpu_check.sh",
     "tests/run.sh",
+    "tests/upgrade.sh",
     ".ci/run",
 )
 SBATCH = "deploy/slurm/cadre.sbatch"
@@ -71,6 +72,7 @@ class ScriptsTest(unittest.TestCase):
             ("unknown argument 'fast'", "tests/run.sh", "fast"),
             ("not 'memory'", "tests/run.sh", "--sanitize", "memory"),
             ("not '0'", "tests/run.sh", "--fuzz-seconds", "0"),
+            ("--dir requires a value", "tests/upgrade.sh", "--dir"),
             ("is not a build folder", "bench/gpu_bundle.sh", "--build", "deploy", "out.tar.xz"),
             ("requires the path of the bundle", "bench/gpu_bundle.sh"),
             ("an archive ends in .tar.xz", "bench/gpu_bundle.sh", "out.tar.zst"),
