@@ -119,7 +119,8 @@ struct cadre_group {
   }
   // Why they are not; OK if they are, if the run has ended, or if the program was asked to leave.
   absl::Status LostEnd() const {
-    if (!finished || leaving || contributes_end() || member == nullptr || trainer->run_ended()) {
+    if (!finished || leaving || contributes_end() || member == nullptr || trainer->run_ended() ||
+        member->drain_requested()) {
       return absl::OkStatus();
     }
     const absl::Status released = member->released();

@@ -187,8 +187,9 @@ CADRE_API void cadre_group_interrupt(cadre_group* group);
 CADRE_API void cadre_group_leave(cadre_group* group, double within_seconds);
 /* The program has ended its loop before the end of the run. Called by the thread that trains,
  * between two steps, by all ranks after the same step; cadre_group_next must follow until it
- * returns CADRE_ENDED. The group contributes the steps since its last contribution, if there are
- * any, and adopts the version. Returns 0, or CADRE_ERROR. */
+ * returns CADRE_ENDED, or CADRE_ERROR if the group has ended before its ranks agreed on that step.
+ * The group contributes the steps since its last contribution, if there are any, and adopts the
+ * version. Returns 0, or CADRE_ERROR. */
 CADRE_API int32_t cadre_group_finish(cadre_group* group);
 /* Leaves now and frees the group. Steps since the last version are lost, unless the group was left
  * or finished as above. */

@@ -186,6 +186,7 @@ void GroupMember::OnMessage(const v1::CoordinatorMessage& message) {
   // An assignment, which has no such field, ends the wait.
   if (message.has_waiting() || message.has_assignment()) trainer_->OnWaiting(message.waiting());
   absl::MutexLock lock(&mutex_);
+  if (message.release().run_ended()) run_ended_ = true;
   Do(machine_.Receive(message));
   if (!options_.exit_when_done || !message.release().run_ended() || run_done_.has_value()) return;
   run_done_ = message.release().run_done();
@@ -255,14 +256,16 @@ void GroupMember::Run() {
       if (stopping_) return;
       session = sessions_.TakeNext();
     }
-    if (end().ok()) Train(*session);
+    TrainerOutcome outcome;
+    if (end().ok()) outcome = Train(*session);
     // The next session allocates other sizes, so that the freed memory would add up.
     malloc_trim(0);
     absl::MutexLock lock(&mutex_);
     sessions_.Leave();
     // The group was released or has failed before its boundary.
     if (leaves_at_.has_value() && !stopping_ && options_.ended) {
-      released_ = session->cancellation().status();
+      const absl::Status cancelled = session->cancellation().status();
+      if (!run_ended_) released_ = cancelled.ok() ? outcome.status : cancelled;
       options_.ended();
     }
   }
@@ -270,7 +273,7 @@ void GroupMember::Run() {
 
 // Trains until the group is released or fails. The connection to peers is established here, because
 // its identity must contain the generation: ranks of another generation are refused.
-void GroupMember::Train(GroupSession& session) {
+TrainerOutcome GroupMember::Train(GroupSession& session) {
   const v1::RankSlot rank_slot = session.assignment().place();
   MemberLoopOptions options;
   options.states = &states_;
@@ -306,6 +309,7 @@ void GroupMember::Train(GroupSession& session) {
   }
   ReportOutcome(session, result.outcome);
   if (ended && options_.ended != nullptr) options_.ended();
+  return result.outcome;
 }
 
 absl::Status GroupMember::end() {

@@ -143,7 +143,8 @@ class GroupMember final : private SessionOwner {
   // Otherwise the device failed, and this process cannot create another one; a new process may
   // succeed, but if the status is FailedPrecondition, only on another host.
   absl::Status end() ABSL_LOCKS_EXCLUDED(mutex_);
-  // If the member leaves: why its newest generation was released. OK: it was not.
+  // If the member leaves: why its newest generation has ended before its boundary. OK: it has not,
+  // or the run has ended.
   absl::Status released() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -168,7 +169,7 @@ class GroupMember final : private SessionOwner {
 
   // The runner thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Train(GroupSession& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  TrainerOutcome Train(GroupSession& session) ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports how training has ended, unless the coordinator has cancelled it.
   void ReportOutcome(GroupSession& session, const TrainerOutcome& outcome)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -207,6 +208,7 @@ class GroupMember final : private SessionOwner {
   std::atomic<double> drain_seconds_ = 0;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   absl::Status released_ ABSL_GUARDED_BY(mutex_);
+  bool run_ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<bool> run_done_ ABSL_GUARDED_BY(mutex_);
   // Null until joined; callbacks may run before.
   MembershipClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;
