@@ -2,9 +2,9 @@
 // what the plans of a large run cost the event loop.
 //
 // The loop (coordinator/service/loop.h) runs in this process, with the real planner and a store on
-// disk. The members answer at once, so that events arrive in bursts of one or more per group. Every
-// message is timed from the call of Post until the state machine has handled it. That includes the
-// wait behind all earlier events, as a heartbeat would wait.
+// disk. The members answer without delay, so that events arrive in bursts of one or more per group.
+// Every message is timed from the call of Post until the state machine has handled it. That
+// includes the wait behind all earlier events, as a heartbeat would wait.
 //
 //   first     The workers join; the groups form by the rules, because nothing is measured.
 //   measured  Each group reports its step time and those of its layers. Each has another link, and

@@ -15,6 +15,8 @@ namespace {
 
 // Number of answers that are kept.
 constexpr size_t kMaxAnswers = 256;
+// Number of searches without an answer for which no group waits.
+constexpr size_t kMaxImprovements = 64;
 // Similar links differ by at most this factor in each of their numbers.
 constexpr double kLinkFactor = 1.25;
 // Similar layer times differ in sum by at most this share of all times, as groups replan only for a
@@ -83,32 +85,43 @@ bool AreSimilar(const PlanQuery& a, const PlanQuery& b) {
 
 }  // namespace
 
-const absl::StatusOr<std::vector<GroupPlan>>& PlanSearches::PlansFor(const std::string& run,
+const absl::StatusOr<std::vector<GroupPlan>>& PlanSearches::PlansFor(const v1::RunRecord& run,
+                                                                     uint64_t epoch,
                                                                      PlanQuery query, bool urgent,
                                                                      Outbox& out) {
-  const std::string prefix = PrefixOf(run);
+  const std::string prefix = absl::StrCat(PrefixOf(run.run()), run.lineage(), "\n");
   for (auto it = searches_.lower_bound(prefix);
        it != searches_.end() && absl::StartsWith(it->first, prefix); ++it) {
     Search& search = it->second;
     if (!AreSimilar(search.query, query)) continue;
     if (absl::IsUnavailable(search.plans.status()) && urgent && !search.urgent) {
       search.urgent = true;
-      out.Add(SearchPlans{run, it->first, search.query, urgent});
+      --improvements_;
+      out.Add(SearchPlans{run.run(), it->first, search.query, urgent});
     }
     return search.plans;
   }
-  const std::string key = absl::StrCat(prefix, ++last_);
+  if (!urgent && improvements_ >= kMaxImprovements) return postponed_;
+  improvements_ += urgent ? 0 : 1;
+  const std::string key = absl::StrCat(prefix, epoch, "\n", ++last_);
   Search& search = searches_[key];
   search = {std::move(query), urgent, absl::UnavailableError("searching a plan")};
-  out.Add(SearchPlans{run, key, search.query, urgent});
+  out.Add(SearchPlans{run.run(), key, search.query, urgent});
   return search.plans;
 }
 
 void PlanSearches::OnFound(const PlansFound& found) {
-  const auto search = searches_.find(found.key);
+  const auto known = searches_.find(found.key);
+  if (known == searches_.end()) return;
+  Search& search = known->second;
   // An urgent search may have been answered before it was repeated.
-  if (search == searches_.end() || !absl::IsUnavailable(search->second.plans.status())) return;
-  search->second.plans = found.plans;
+  if (!absl::IsUnavailable(search.plans.status())) return;
+  search.plans = found.plans;
+  improvements_ -= search.urgent ? 0 : 1;
+  // Specs may be large; similar queries are of the same run.
+  const v1::Cluster::Device device = search.query.spec.cluster().device();
+  search.query.spec.Clear();
+  search.query.spec.mutable_cluster()->set_device(device);
   // A search without an answer is kept: its run would request it again, at the expense of others.
   answered_.push_back(found.key);
   if (answered_.size() > kMaxAnswers) {

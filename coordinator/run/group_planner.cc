@@ -24,6 +24,13 @@ std::string LinkEndOf(const v1::MemberRecord& worker) {
   return cuda ? absl::StrCat(worker.host(), " (CUDA)") : worker.host();
 }
 
+// At most a 64th less: equal machines report sizes that differ by some pages, and share a search.
+int64_t RoundedMemory(int64_t bytes) {
+  int64_t unit = 1;
+  while (bytes / unit >= 128) unit *= 2;
+  return bytes / unit * unit;
+}
+
 }  // namespace
 
 PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
@@ -54,11 +61,11 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
     // Workers of a host share its memory; for a GPU, each worker reports its own limit.
     const bool cuda = member->record.device_kind() == v1::Cluster::CUDA;
     query.spec.mutable_cluster()->set_device(member->record.device_kind());
-    query.ranks.push_back(
-        {.host = host,
-         .device = member->record.device(),
-         .cores = static_cast<double>(member->cores) / workers,
-         .memory_bytes = static_cast<int64_t>(member->memory_bytes) / (cuda ? 1 : workers)});
+    query.ranks.push_back({.host = host,
+                           .device = member->record.device(),
+                           .cores = static_cast<double>(member->cores) / workers,
+                           .memory_bytes = RoundedMemory(
+                               static_cast<int64_t>(member->memory_bytes) / (cuda ? 1 : workers))});
     hosts.push_back(LinkEndOf(member->record));
     devices.insert(member->record.device());
   }
@@ -91,7 +98,7 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run, const Slot& slot) con
 const absl::StatusOr<v1::Plan>& GroupPlanner::PlanOfRules(const v1::RunRecord& run, int ranks) {
   if (rules_.size() >= kMaxRules) rules_.clear();
   const auto [found, is_new] =
-      rules_.try_emplace({run.run(), ranks}, absl::UnknownError("not planned yet"));
+      rules_.try_emplace({run.lineage(), ranks}, absl::UnknownError("not planned yet"));
   if (is_new) found->second = options_.plan(run.spec(), ranks);
   return found->second;
 }
@@ -101,9 +108,9 @@ absl::StatusOr<v1::Plan> GroupPlanner::PlanGroup(const v1::RunRecord& run, const
   // No group may train a run that the rules refuse.
   CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, PlanOfRules(run, std::ssize(members)));
   if (options_.planning == nullptr || run.spec().cluster().keep_plan()) return by_rules;
-  CADRE_ASSIGN_OR_RETURN(
-      const std::vector<GroupPlan>& plans,
-      searches_.PlansFor(run.run(), QueryFor(run, members), /*urgent=*/true, cluster_.out()));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<GroupPlan>& plans,
+                         searches_.PlansFor(run, cluster_.meta().epoch(), QueryFor(run, members),
+                                            /*urgent=*/true, cluster_.out()));
   return FastestOf(plans, slot.plans()).plan;
 }
 
@@ -143,6 +150,8 @@ void GroupPlanner::OnMeasured(const v1::RunRecord& run, Slot& slot, const Member
 void GroupPlanner::OnPredicted(const StepPredicted& found, Slot& slot) {
   if (found.generation != slot.record().generation()) return;
   const bool is_measured = found.measured > 0;
+  // A newer measurement waits for its own prediction.
+  if (is_measured && slot.measured.has_value() && found.measured != slot.measured->step()) return;
   if (is_measured) slot.predicting = false;
   if (!found.times.ok()) return;
   // A prediction that was made at the start, from earlier measurements, is kept.
@@ -162,8 +171,8 @@ void GroupPlanner::RecordTimes(const v1::RunRecord& run, const Member& member,
 
 void GroupPlanner::ConsiderPlan(const v1::RunRecord& run, Slot& slot) {
   if (slot.considered) return;
-  const auto& plans =
-      searches_.PlansFor(run.run(), QueryFor(run, slot), /*urgent=*/false, cluster_.out());
+  const auto& plans = searches_.PlansFor(run, cluster_.meta().epoch(), QueryFor(run, slot),
+                                         /*urgent=*/false, cluster_.out());
   slot.considered = !slot.predicting && !absl::IsUnavailable(plans.status());
   if (!slot.considered) return;
   if (!plans.ok()) return;

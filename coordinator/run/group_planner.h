@@ -74,7 +74,7 @@ class GroupPlanner {
   Cluster& cluster_;
   Measurements measurements_;
   PlanSearches searches_;
-  // Plans of the rules, by run and number of ranks: the spec of a run does not change.
+  // Plans of the rules, by lineage and number of ranks: the spec of a run does not change.
   std::map<std::pair<std::string, int>, absl::StatusOr<v1::Plan>> rules_;
 };
 

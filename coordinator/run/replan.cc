@@ -117,16 +117,19 @@ std::optional<PlanChange> FindBetterPlan(const v1::Plan& present, double step_se
                                          const PlanHistory& history) {
   const std::string signature = SignatureOf(present);
   PlanHistory known = history;
+  std::optional<double> predicted;
   for (const GroupPlan& plan : plans) {
     if (plan.predicted.has_value() && SignatureOf(plan.plan) == signature) {
-      known.Record(present, step_seconds, plan.predicted->step());
+      predicted = plan.predicted->step();
+      known.Record(present, step_seconds, predicted);
     }
   }
   const GroupPlan& fastest = FastestOf(plans, known);
   if (SignatureOf(fastest.plan) == signature) return std::nullopt;
   const std::optional<double> expected = known.Expected(fastest);
   if (!expected.has_value() || *expected > (1 - kMinGain) * step_seconds) return std::nullopt;
-  return PlanChange{.now_seconds = step_seconds, .then_seconds = *expected};
+  return PlanChange{
+      .now_seconds = step_seconds, .then_seconds = *expected, .predicted_now = predicted};
 }
 
 bool IsWorthwhile(const PlanChange& change, uint64_t steps_left, absl::Duration formation) {

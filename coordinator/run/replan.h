@@ -48,6 +48,8 @@ const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanHistor
 struct PlanChange {
   double now_seconds = 0;
   double then_seconds = 0;
+  // What the search has predicted for the present plan, if it has.
+  std::optional<double> predicted_now;
 };
 // The change from the current plan, whose step time was measured, to the fastest plan; nullopt if
 // the gain is below kMinGain.

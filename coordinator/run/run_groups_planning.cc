@@ -89,6 +89,10 @@ bool RunGroups::MaybeReplan(Slot& slot) {
   // The group must form with the link used in this decision, even if other groups on these hosts
   // have measured another one since.
   planner_.RecordLink(slot);
+  // The same holds for the bias of the prediction.
+  if (slot.better->predicted_now.has_value()) {
+    slot.RecordPlan(slot.better->now_seconds, slot.better->predicted_now);
+  }
   // The text is made first, because Fence resets slot.better.
   FormAgain(slot, ToText(PlanChange(*slot.better)));
   return true;

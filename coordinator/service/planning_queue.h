@@ -3,7 +3,7 @@
 // Searches for which workers wait go first, then predictions, which take milliseconds, then
 // searches that may only improve a group. Each of these is FIFO. A newer prediction of a group
 // replaces one that waits, so the number of predictions is bounded by that of groups; searches are
-// bounded by the state machine, which starts one for each set of resources.
+// bounded by the state machine (coordinator/cluster/plan_searches.h).
 //
 // Thread-safe.
 #pragma once

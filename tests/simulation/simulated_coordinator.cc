@@ -18,6 +18,7 @@ constexpr absl::Duration kMinDowntime = absl::Milliseconds(100);
 constexpr absl::Duration kMaxDowntime = absl::Seconds(14);
 // Longest search of plans.
 constexpr absl::Duration kMaxSearch = absl::Seconds(3);
+constexpr absl::Duration kPrediction = absl::Milliseconds(30);
 constexpr absl::Duration kMinStallTime = absl::Milliseconds(500);
 constexpr absl::Duration kMaxStallTime = absl::Seconds(15);
 
@@ -333,16 +334,16 @@ void SimulatedCoordinator::CarryOut(const std::vector<Action>& actions) {
     } else if (const auto* replied = std::get_if<Replied>(&action)) {
       Reply(*replied);
     } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
-      Plan(cadre::Answer(*options_.planning, *search));
+      Plan(cadre::Answer(*options_.planning, *search),
+           world_.dice.Between(absl::ZeroDuration(), kMaxSearch));
     } else if (const auto* predict = std::get_if<PredictStep>(&action)) {
-      Plan(cadre::Answer(*options_.planning, *predict));
+      Plan(cadre::Answer(*options_.planning, *predict), kPrediction);
     }
   }
 }
 
-void SimulatedCoordinator::Plan(Event answer) {
-  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), kMaxSearch), life_,
-                        [this, answer = std::move(answer)] { Take(answer); });
+void SimulatedCoordinator::Plan(Event answer, absl::Duration time) {
+  world_.timeline.After(time, life_, [this, answer = std::move(answer)] { Take(answer); });
 }
 
 void SimulatedCoordinator::Reply(const Replied& replied) {

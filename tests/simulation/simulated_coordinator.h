@@ -96,7 +96,7 @@ class SimulatedCoordinator {
   // Ends what the process does.
   void End();
   // The answer of the planner arrives later.
-  void Plan(Event answer);
+  void Plan(Event answer, absl::Duration time);
 
   World& world_;
   Network& network_;

@@ -37,7 +37,7 @@ class FormationTest : public ::testing::Test {
   // The plans of a run are kept, so it becomes another one.
   void SetLegal(std::function<absl::Status(int)> legal) {
     legal_ = std::move(legal);
-    record().set_run(record().run() + "x");
+    record().set_lineage(record().lineage() + "x");
   }
   v1::RunRecord& record() { return run_.stored.record(); }
   v1::RunSpec& spec() { return *record().mutable_spec(); }

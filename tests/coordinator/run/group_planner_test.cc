@@ -309,7 +309,7 @@ TEST_F(GroupPlannerTest, RulesDecideWithoutASearch) {
   EXPECT_EQ(PlanGroup({"w1"})->mesh(0).name(), "data");
   options_.planning = &planning_;
   legal_ = absl::InvalidArgumentError("one rank cannot train it");
-  run_.set_run("run-2");
+  run_.set_lineage("another");
   EXPECT_THAT(PlanGroup({"w1"}), IsError(kInvalidArgument, "one rank"))
       << "whatever a search finds";
   EXPECT_THAT(Take(), IsEmpty());
@@ -429,18 +429,80 @@ TEST_F(GroupPlannerTest, SimilarMeasurementsShareASearch) {
 
 TEST_F(GroupPlannerTest, SearchForWhichAGroupWaitsBecomesUrgent) {
   AddWorker("w1", "a");
-  Slot slot = SlotOf({"w1"});
-  slot.record();
+  AddWorker("w2", "b");
+  Slot slot = SlotOf({"w1", "w2"});
+  planner_.RecordLink(slot);
   slot.measured = Parse<v1::StepTimes>("step: 10");
   planner_.ConsiderPlan(run_, slot);
-  std::vector<SearchPlans> searches = Take();
-  ASSERT_EQ(searches.size(), 1U);
-  EXPECT_FALSE(searches[0].urgent);
+  const SearchPlans first = Take().at(0);
+  EXPECT_FALSE(first.urgent);
   EXPECT_FALSE(planner_.IsSearching("run-1")) << "no group waits for it";
-  planner_.RecordLink(slot);
-  Slot waiting = SlotOf({"w1"});
-  planner_.ConsiderPlan(run_, waiting);
+  EXPECT_FALSE(PlanGroup({"w1", "w2"}).ok());
+  const std::vector<SearchPlans> again = Take();
+  ASSERT_EQ(again.size(), 1U);
+  EXPECT_EQ(again[0].key, first.key);
+  EXPECT_TRUE(again[0].urgent);
+  EXPECT_TRUE(planner_.IsSearching("run-1"));
+  EXPECT_FALSE(PlanGroup({"w1", "w2"}).ok());
   EXPECT_THAT(Take(), IsEmpty());
+  Answer(first, std::vector<GroupPlan>{{.plan = PlanOf("model", 2)}});
+  Answer(again[0], std::vector<GroupPlan>{{.plan = PlanOf("data", 2)}});
+  EXPECT_EQ(PlanGroup({"w1", "w2"})->mesh(0).name(), "model") << "the first answer";
+  EXPECT_FALSE(planner_.IsSearching("run-1"));
+}
+
+// They may never be answered, and none of them is urgent.
+TEST_F(GroupPlannerTest, FewSearchesForBetterPlansAreBegunAtATime) {
+  Member& member = AddWorker("w1", "a");
+  Slot slot = SlotOf({"w1"});
+  slot.measured = Parse<v1::StepTimes>("step: 10");
+  const auto searched = [&](uint32_t cores) {
+    member.cores = cores;
+    planner_.ConsiderPlan(run_, slot);
+    return Take();
+  };
+  SearchPlans last;
+  for (uint32_t cores = 1; cores <= 64; ++cores) last = searched(cores).at(0);
+  EXPECT_THAT(searched(65), IsEmpty());
+  EXPECT_FALSE(slot.considered) << "at the next commit";
+  EXPECT_FALSE(PlanGroup({"w1"}).ok());
+  EXPECT_EQ(Take().size(), 1U) << "a group waits";
+  Answer(last, std::vector<GroupPlan>{{.plan = PlanOf("model", 1)}});
+  EXPECT_EQ(searched(66).size(), 1U);
+}
+
+// The state machine begins again while a search is carried out.
+TEST_F(GroupPlannerTest, AnswerOfAnEarlierEpochIsNotTaken) {
+  AddWorker("w1", "a");
+  PlanGroup({"w1"}).IgnoreError();
+  const SearchPlans before = Take().at(0);
+  cluster_.Restore({}, 2);
+  GroupPlanner next(options_, cluster_);
+  next.PlanGroup(run_, Slot("run-1", 0, kNow), {"w1"}).IgnoreError();
+  EXPECT_NE(Take().at(0).key, before.key);
+  next.OnPlansFound({.run = "run-1", .key = before.key, .plans = std::vector<GroupPlan>(1)});
+  EXPECT_FALSE(next.PlanGroup(run_, Slot("run-1", 0, kNow), {"w1"}).ok());
+}
+
+TEST_F(GroupPlannerTest, MemoryOfEqualMachinesDiffersByPages) {
+  AddWorker("w1", "a").memory_bytes = 64'000'000'000;
+  AddWorker("w2", "b").memory_bytes = 64'000'004'096;
+  const int64_t memory = QueryFor({"w1"}).ranks[0].memory_bytes;
+  EXPECT_EQ(QueryFor({"w2"}).ranks[0].memory_bytes, memory);
+  EXPECT_LE(memory, 64'000'000'000);
+  EXPECT_GE(memory, 63'000'000'000);
+}
+
+TEST_F(GroupPlannerTest, PredictionOfAnOlderMeasurementIsDropped) {
+  Member& member = AddWorker("w1", "a");
+  Slot slot = SlotOf({"w1"});
+  slot.measured = Parse<v1::StepTimes>("step: 6");
+  planner_.OnMeasured(run_, slot, member, Measurement(6));
+  slot.measured = Parse<v1::StepTimes>("step: 8");
+  slot.RecordPlan(8, std::nullopt);
+  AnswerPredictions(slot);
+  EXPECT_EQ(slot.record().measured_plan(0).step_seconds(), 8);
+  EXPECT_TRUE(slot.predicting) << "the newer one is awaited";
 }
 
 TEST_F(GroupPlannerTest, FailedSearchIsNotRepeated) {

@@ -122,6 +122,10 @@ TEST(ReplanTest, BiasIsThatOfTheSearchIfItPredictsThePresentPlan) {
       FindBetterPlan(PlanOf("data"), 100, {Predicted("model", 20), Predicted("data", 25)}, history);
   ASSERT_TRUE(better.has_value());
   EXPECT_DOUBLE_EQ(better->then_seconds, 80);
+  // The group is formed with the plan for which it is released.
+  history.Record(PlanOf("data"), better->now_seconds, better->predicted_now);
+  EXPECT_DOUBLE_EQ(*history.Expected(Predicted("model", 20)), 80);
+  history.Record(PlanOf("data"), 100, 50);
   EXPECT_FALSE(
       FindBetterPlan(PlanOf("data"), 100, {Predicted("model", 46), Predicted("data", 50)}, history)
           .has_value());
