@@ -79,7 +79,7 @@ BUGS = (
     Bug("m-key-of-other-group", "coordinator/run/aggregators.cc",
         "(*open.mutable_keys())[slot.group()] = KeyOf(slot)", "(*open.mutable_keys())[0] = KeyOf(slot)"),
     Bug("n-searched-plans-forgotten", "coordinator/cluster/plan_searches.cc",
-        "search->second.plans = found.plans;", ""),
+        "search.plans = found.plans;", ""),
     Bug("o-part-of-evaluation-twice", "coordinator/run/evaluation.cc", "correct += part.correct();",
         "correct += 2 * part.correct();"),
     Bug("fragment-of-next-version", ROUNDS, "FragmentAfter(record, record.version())",
