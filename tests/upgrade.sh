@@ -92,14 +92,14 @@ step "3 of 4: building the programs of the working tree and the test"
 limited "$build_limit" "the build of the working tree" bash "$root/deploy/build.sh" --dir "$build" \
   --tests cluster_mixed_builds_test || fail "the working tree was not built"
 
-step "4 of 4: replacing the members"
+step "4 of 4: replacing the members (log: $dir/run.log)"
 logs=$dir/logs-of-members
 rm -rf "$logs"
 mkdir "$logs"
 result=true
 CADRE_OTHER_BUILD=$dir/source/build/bin CADRE_KEEP_LOGS=$logs limited "$run_limit" "the test" \
-  "$build/tests/cluster_mixed_builds_test" > >(tee "$dir/run.log") 2>&1 || result=false
-[ "$result" = true ] || step "failed; logs: $dir/run.log, $logs"
+  "$build/tests/cluster_mixed_builds_test" >"$dir/run.log" 2>&1 || result=false
+[ "$result" = true ] || { tail -40 "$dir/run.log" >&2; step "failed; logs of the members: $logs"; }
 run=$(grep '^{' "$dir/run.log" | tail -1 || true)
 printf '{"revision":"%s","equal":%s,"seconds":%d,"run":%s}\n' \
   "$commit" "$result" "$SECONDS" "${run:-null}"
