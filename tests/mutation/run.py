@@ -159,7 +159,7 @@ def parse():
     parser.add_argument("--both", action="store_true", help="run the simulation for every mutant")
     parser.add_argument("--seeds", type=int, default=500, help="seeds of the simulation")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--build", type=lambda name: pathlib.Path(name).resolve(), default=ROOT / "build")
     parser.add_argument("--least", type=float, default=0.0, metavar="SHARE")
     parser.add_argument("--planted", action="store_true")
     parser.add_argument("--mutant", metavar="ID")
