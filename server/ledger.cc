@@ -328,9 +328,15 @@ std::vector<uint32_t> Ledger::ForgetObsolete(const std::string& name) {
   return obsolete;
 }
 
-v1::Apply Ledger::NewestOrder(const std::string& run) const {
-  const LedgerRun* const found = Find(run);
-  return found == nullptr || !found->current ? v1::Apply() : found->current->order;
+void Ledger::Report(const std::string& name, v1::RunReport& report) const {
+  const LedgerRun* const run = Find(name);
+  if (run == nullptr || !run->current) return;
+  if (run->current->order.round() > 0) *report.mutable_newest() = run->current->order;
+  if (run->published || run->older.empty()) return;
+  const auto& [version, before] = *run->older.rbegin();
+  if (version + 1 != run->current->version) return;
+  *report.mutable_before() = before.order;
+  report.set_before_digest(before.stats.digest);
 }
 
 // --- Contributions

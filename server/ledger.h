@@ -104,8 +104,8 @@ class Ledger {
   google::protobuf::RepeatedPtrField<v1::KeptVersion> OlderVersions(const std::string& run) const;
   // Forgets the versions that are not kept any more (rule 6) and returns them, to be removed.
   std::vector<uint32_t> ForgetObsolete(const std::string& run);
-  // The order that made the newest version of the run; empty if there is none.
-  v1::Apply NewestOrder(const std::string& run) const;
+  // Fills in the newest version of the run and, until it is published, the one before.
+  void Report(const std::string& run, v1::RunReport& report) const;
 
   // --- Contributions
 

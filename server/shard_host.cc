@@ -331,9 +331,7 @@ v1::RunReport ShardHost::ReportRun(const std::string& run) const {
   report.set_closed(known->closed);
   *report.mutable_state() = StateOf(States(), run);
   absl::MutexLock lock(&mutex_);
-  if (v1::Apply order = ledger_.NewestOrder(run); order.round() > 0) {
-    *report.mutable_newest() = std::move(order);
-  }
+  ledger_.Report(run, report);
   return report;
 }
 

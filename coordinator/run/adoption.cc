@@ -94,6 +94,27 @@ std::string Collect(const std::string& run, const RunReports& reports, ByShard& 
   return "";
 }
 
+// A screened round makes its version again until it is published. A shard that has it by an earlier
+// attempt than another shard counts as one with the version before, and makes it again.
+void TakeBackEarlierAttempts(RunReports& reports) {
+  uint32_t round = 0;
+  for (const auto& [name, report] : reports) round = std::max(round, report.newest().round());
+  uint32_t last = 0;
+  for (const auto& [name, report] : reports) {
+    if (report.newest().round() == round) last = std::max(last, report.newest().attempt());
+  }
+  for (auto& [name, report] : reports) {
+    const v1::Apply& newest = report.newest();
+    v1::ShardState& state = *report.mutable_state();
+    if (newest.round() != round || state.version() != round) continue;
+    if (newest.attempt() >= last || !report.has_before()) continue;
+    state.set_version(round - 1);
+    state.set_digest(report.before_digest());
+    report.mutable_newest()->Swap(report.mutable_before());
+    if (round == 1) report.clear_newest();
+  }
+}
+
 // The order that made the version, from a shard that has it; preferably not one that restored it.
 v1::Apply OrderOf(uint32_t version, const ByShard& shards) {
   v1::Apply order;
@@ -217,6 +238,7 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
   if (!rebuilt.problem.empty()) return rebuilt;
   RunReports stored = reports;
   std::erase_if(stored, [&](const auto& entry) { return IsLeftover(entry.second, reports); });
+  TakeBackEarlierAttempts(stored);
   ByShard shards;
   rebuilt.problem = Collect(run, stored, shards);
   if (!rebuilt.problem.empty()) return rebuilt;

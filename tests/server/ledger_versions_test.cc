@@ -276,7 +276,9 @@ TEST_F(LedgerTest, SeedIsTheVersion) {
   // The commit of the version had other participants.
   const ApplyDecision repeated = ledger_.BeginApply(MakeApply(run_, 5, {{.group = 0}}));
   EXPECT_EQ(Get<AlreadyApplied>(repeated).stats.digest, 55u);
-  EXPECT_TRUE(ledger_.NewestOrder(run_.run).seed());
+  v1::RunReport report;
+  ledger_.Report(run_.run, report);
+  EXPECT_TRUE(report.newest().seed());
 
   v1::Apply two = MakeApply(run_, 6, {{.group = 0}, {.group = 1}});
   two.set_seed(true);

@@ -253,6 +253,25 @@ TEST_F(ScreenedHostTest, OpenRunPublishes) {
   EXPECT_THAT(Files(RunPath("")), ::testing::Not(::testing::Contains(HasSubstr("stage-"))));
 }
 
+TEST_F(ScreenedHostTest, ReportNamesTheVersionBeforeUntilTheNewestIsPublished) {
+  uint64_t before = Digest(before_, 0);
+  for (const uint32_t round : {1, 2}) {
+    ASSERT_TRUE(Stage({.round = round, .group = 0}, Changed(static_cast<float>(round))).ok());
+    v1::Apply order = OrderOf({{.group = 0}}, 1);
+    order.set_round(round);
+    const uint64_t digest = Apply(order).digest();
+    Restart();
+    const v1::RunReport report = host_->ReportRun(run_.run);
+    EXPECT_EQ(report.newest().round(), round);
+    ASSERT_TRUE(report.has_before());
+    EXPECT_EQ(report.before().round(), round - 1);
+    EXPECT_EQ(report.before_digest(), before);
+    host_->Publish(PublishOf(run_, round));
+    EXPECT_FALSE(host_->ReportRun(run_.run).has_before());
+    before = digest;
+  }
+}
+
 TEST_F(ScreenedHostTest, ChangeIsClipped) {
   ASSERT_TRUE(Stage({.round = 1, .group = 0}, Changed(1)).ok());
   v1::Apply order = OrderOf({{.group = 0}}, 1);

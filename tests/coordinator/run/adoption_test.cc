@@ -313,6 +313,54 @@ TEST(AdoptionTest, VersionsOfDifferentContributionsAreNotCombined) {
   EXPECT_EQ(ProblemOf(reports), "agg-1 and agg-2 have made version 6 of different contributions");
 }
 
+// A screened round is made again, without the groups that it leaves out, until it is published.
+TEST(AdoptionTest, EarlierAttemptIsMadeAgainLikeTheLastOne) {
+  RunReports reports = {
+      {"agg-0", ReportOf(0, 6, 3)}, {"agg-1", ReportOf(1, 6, 3)}, {"agg-2", ReportOf(2, 5, 3)}};
+  v1::RunReport& first = reports.at("agg-0");
+  first.mutable_newest()->set_attempt(1);
+  first.mutable_newest()->add_participants()->set_group(1);
+  v1::Apply& second = *reports.at("agg-1").mutable_newest();
+  second.set_attempt(2);
+  const std::string contradiction =
+      "agg-0 and agg-1 have made version 6 of different contributions";
+  EXPECT_EQ(ProblemOf(reports), contradiction) << "agg-0 does not store version 5";
+  *first.mutable_before() = ReportOf(0, 5, 3).newest();
+  first.set_before_digest(500);
+  for (const uint32_t of_third : {5, 6}) {
+    reports.at("agg-2") = ReportOf(2, of_third, 3);
+    if (of_third == 6) *reports.at("agg-2").mutable_newest() = second;
+    const RebuiltRun rebuilt = RebuildRun(kAdopted, reports);
+    ASSERT_EQ(rebuilt.problem, "");
+    EXPECT_EQ(rebuilt.record.version(), 5U);
+    EXPECT_EQ(rebuilt.record.step(), 50U);
+    EXPECT_EQ(rebuilt.newest.digests(0).digest(), 500U);
+    ASSERT_TRUE(rebuilt.closing.has_value());
+    EXPECT_EQ(rebuilt.closing->round(), 6U);
+    EXPECT_EQ(rebuilt.closing->attempt(), 2U);
+    EXPECT_EQ(rebuilt.closing->participants_size(), 1);
+    EXPECT_FALSE(rebuilt.closing->digests(0).applied());
+    EXPECT_TRUE(rebuilt.closing->digests(1).applied());
+    EXPECT_EQ(rebuilt.closing->digests(2).applied(), of_third == 6);
+  }
+  first.mutable_before()->set_round(4);
+  EXPECT_EQ(ProblemOf(reports), "agg-0 does not store the order that made version 5");
+}
+
+// Version 0 has no order.
+TEST(AdoptionTest, EarlierAttemptOfTheFirstRoundIsMadeAgain) {
+  RunReports reports = ReportsAt(1, 1);
+  reports.at("agg-0").mutable_newest()->set_attempt(1);
+  reports.at("agg-0").mutable_before();
+  reports.at("agg-1").mutable_newest()->set_attempt(3);
+  const RebuiltRun rebuilt = RebuildRun(kAdopted, reports);
+  ASSERT_EQ(rebuilt.problem, "");
+  EXPECT_EQ(rebuilt.record.version(), 0U);
+  EXPECT_EQ(rebuilt.record.step(), 30U);
+  ASSERT_TRUE(rebuilt.closing.has_value());
+  EXPECT_EQ(rebuilt.closing->attempt(), 3U);
+}
+
 TEST(AdoptionTest, CallAwaitsTheAnswersToItsOrders) {
   Adoption adoption;
   adoption.awaited = {{"agg-0", kAdopted}, {"agg-1", kAdopted}, {"agg-1", "run-2-test"}};
