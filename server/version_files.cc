@@ -139,6 +139,11 @@ absl::StatusOr<VersionStats> VersionFiles::Write(
     return writer.Write((stretch.begin - span.begin) * sizeof(float), AsText(values));
   };
   CADRE_RETURN_IF_ERROR(ForEachStretch(rule, span, threads, write, append));
+  if (order.has_digest() && digest != order.digest()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the values of version ", order.round(), " of ", run, " have digest ",
+                     DigestHex(digest), ", but ", DigestHex(order.digest()), " was committed"));
+  }
   CADRE_ASSIGN_OR_RETURN(VersionStats stats, finish());
   stats.digest = meta.digest = digest;
   meta.discrepancy = stats.discrepancy;

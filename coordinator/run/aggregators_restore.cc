@@ -86,6 +86,7 @@ void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
   if (record_.has_division()) *apply.mutable_division() = record_.division();
   *apply.mutable_included() = run_.commits().newest()->included();
   *apply.mutable_keep() = run_.commits().newest()->keep();
+  if (const auto digest = run_.commits().ShardDigest(shard)) apply.set_digest(*digest);
   if (attempt.source == ShardRestore::Source::kSeed) {
     v1::Participant& participant = *apply.add_participants();
     participant.set_group(attempt.group);

@@ -79,6 +79,25 @@ TEST_F(LostShardTest, SeedRestoresTheBits) {
   EXPECT_EQ(Apply(MakeApply(run_, 4, {{}})).error(), "");
 }
 
+TEST_F(LostShardTest, ValuesWithAnotherDigestThanTheCommittedOneAreRefused) {
+  const std::vector<float> values = Values(1, 15);
+  EXPECT_TRUE(OpenAt(2).hollow());
+  v1::Apply apply = Seed(MakeApply(run_, 3, {{.group = 0, .samples = 1}}));
+  apply.set_digest(Digest(values, 0));
+  EXPECT_THAT(Apply(apply).missing(), ElementsAre(0u));
+  ASSERT_TRUE(StageSeed({.round = 3, .group = 0, .samples = 1}, Values(2, 15)).ok());
+  EXPECT_EQ(Apply(apply).error(), absl::StrCat("the values of version 3 of run-1 have digest ",
+                                               DigestHex(Digest(Values(2, 15), 0)), ", but ",
+                                               DigestHex(Digest(values, 0)), " was committed"));
+  EXPECT_TRUE(OpenAt(2).hollow()) << "nothing was written";
+  // Another group has the values.
+  apply.mutable_participants(0)->set_group(1);
+  EXPECT_THAT(Apply(apply).missing(), ElementsAre(1u));
+  ASSERT_TRUE(StageSeed({.round = 3, .group = 1, .samples = 1}, values).ok());
+  EXPECT_EQ(Apply(apply).error(), "");
+  EXPECT_TRUE(SameBits(PullAll(3), values));
+}
+
 TEST_F(LostShardTest, ContributionsRestoreTheClosingRound) {
   const std::vector<float> values = Values(1, 15);
   EXPECT_EQ(OpenAt(3).version(), 3u);

@@ -80,9 +80,8 @@ class Invariants {
   bool HasLostDisk(const v1::RunRecord& run) const;
   // Whether the run's record was once replaced by an older one.
   bool IsRestored(const std::string& run) const { return restored_.contains(run); }
-  // The aggregator has durably written the version; `values` are those of `span`. Returns whether
-  // the version has them.
-  bool OnVersionWritten(const std::string& aggregator, const std::string& run, uint32_t version,
+  // The aggregator has durably written the version; `values` are those of `span`.
+  void OnVersionWritten(const std::string& aggregator, const std::string& run, uint32_t version,
                         Interval span, const Values& values);
 
   // ---- Workers

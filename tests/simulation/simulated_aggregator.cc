@@ -44,19 +44,6 @@ std::pair<std::string, std::string> PartsOf(const std::string& path) {
   return {parts[1], parts[2]};
 }
 
-// A shard with wrong values must be restored again before it is used. A record that was rebuilt may
-// have no digest to compare them with.
-void CheckUse(World& world, const Invariants& invariants, const std::string& aggregator,
-              std::map<std::string, uint32_t>& wrong, const v1::CoordinatorMessage& order) {
-  if (order.has_open_run()) wrong.erase(order.open_run().run());
-  const v1::Apply& apply = order.apply();
-  const auto found = wrong.find(apply.run());
-  const bool uses = found != wrong.end() && apply.round() > found->second && !apply.seed();
-  if (!uses || invariants.IsRestored(apply.run())) return;
-  world.Violate(aggregator, " must make version ", apply.round(), " of ", apply.run(),
-                ", although it has version ", found->second, " with wrong values");
-}
-
 }  // namespace
 
 absl::Status SimulatedAggregator::Disk::Rename(const std::string& from, const std::string& to) {
@@ -104,7 +91,6 @@ void SimulatedAggregator::Start(bool move) {
   world_.hosts[name_].slow_runs.clear();
   epoch_ = 0;
   failed_applies_.clear();
-  wrong_.clear();
   CheckContributions();
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
@@ -300,19 +286,13 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
   const auto read = (*pull)->Next({reinterpret_cast<char*>(values.data()), values.size() * 4});
   if (!read.ok()) world_.Violate(name_, ": ", read.status().ToString());
   world_.Log(name_, "    has written version ", version, " of ", run);
-  if (invariants_.OnVersionWritten(name_, run, version, span, values)) {
-    wrong_.erase(run);
-  } else {
-    world_.Count("shards_restored_wrongly");
-    wrong_[run] = version;
-  }
+  invariants_.OnVersionWritten(name_, run, version, span, values);
 }
 
 // ---- Orders
 
 bool SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
   if (!IsOrder(message) && !message.has_copy_shard()) return true;
-  CheckUse(world_, invariants_, name_, wrong_, message);
   OnArrival(*host_, message);
   const bool added = orders_->Add(message, world_.timeline.now());
   Wake();
@@ -360,15 +340,21 @@ void SimulatedAggregator::ExecuteNext() {
                                               hangs ? kMaxHungOrderTime : kMaxSlowOrderTime));
   }
   if (time == absl::ZeroDuration()) return Execute(*order, time);
-  absl::Time& slow = host.slow_runs[OrderQueue::RunOf(*order)];
-  slow = std::max(slow, now + time);
+  NoteSlow(*order, now + time);
   const absl::Duration before = world_.dice.Between(absl::ZeroDuration(), time);
   world_.timeline.After(before, life_,
                         [this, order, rest = time - before] { Execute(*order, rest); });
   Wake();
 }
 
+void SimulatedAggregator::NoteSlow(const v1::CoordinatorMessage& order, absl::Time until) {
+  absl::Time& slow = world_.hosts[name_].slow_runs[OrderQueue::RunOf(order)];
+  slow = std::max(slow, until);
+}
+
 void SimulatedAggregator::Execute(const v1::CoordinatorMessage& order, absl::Duration rest) {
+  // The process may have been stopped since the order was begun.
+  if (rest > absl::ZeroDuration()) NoteSlow(order, world_.timeline.now() + rest);
   const Faults& faults = world_.faults;
   const bool full = world_.hosts[name_].full_disk > world_.timeline.now();
   if (full || world_.dice.Chance(faults.full_disk)) {
@@ -398,6 +384,7 @@ void SimulatedAggregator::Execute(const v1::CoordinatorMessage& order, absl::Dur
     const v1::Applied& applied = result.answer->applied();
     const bool done = result.answer->has_applied() && result.repeat.ok() && applied.error().empty();
     if (done && disk_.renamed.empty()) world_.Count("applies_repeated");
+    if (order.apply().seed() && !applied.error().empty()) world_.Count("seeds_refused");
     if (order.has_copy_shard()) world_.Count(done ? "shards_copied_back" : "shards_copied");
     for (const std::string& path : disk_.renamed) {
       if (done) CheckVersion(path);
@@ -415,9 +402,8 @@ void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const Orde
       world_.Count("creations_given_up");
       world_.not_created.insert(answer->run_opened().run());
     }
-    // The store is not restored if only its record shows that the restored values are wrong.
     const bool restored = order.apply().seed() && answer->applied().missing().empty() &&
-                          !wrong_.contains(order.apply().run());
+                          answer->applied().error().empty();
     if (restored && world_.on_seed_applied) std::exchange(world_.on_seed_applied, nullptr)();
     link_->Send(*answer);
   }

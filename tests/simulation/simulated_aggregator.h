@@ -118,6 +118,8 @@ class SimulatedAggregator {
   void Wake();
   void ExecuteNext();
   void Execute(const v1::CoordinatorMessage& order, absl::Duration rest);
+  // The order may take until this time.
+  void NoteSlow(const v1::CoordinatorMessage& order, absl::Time until);
   void Finish(const v1::CoordinatorMessage& order, const OrderResult& result);
   // One attempt to fetch a file from another aggregator.
   absl::Status Fetch(const v1::CopyShard& order, const v1::CopyRequest& request,
@@ -160,8 +162,6 @@ class SimulatedAggregator {
   std::optional<SilentPeers<uint64_t>> silent_;
   // The coordinator's, since the process has started.
   uint64_t epoch_ = 0;
-  // The version of the runs whose shard was restored with wrong values.
-  std::map<std::string, uint32_t> wrong_;
   // Applies that have failed for a transient reason, by run.
   struct FailedApply {
     v1::CoordinatorMessage order;

@@ -150,9 +150,10 @@ void SimulatedWorker::OnEnded(const TrainerOutcome& outcome) {
     RunNext();
   });
   if (cancelled) return;
-  // A rank may pull wrong values before the coordinator knows the digest of a restored shard.
+  // A rank may pull wrong values if the record of the run has no digest of a restored shard.
   const auto corrupted = world_.corrupted.lower_bound({place.run(), 0});
-  const bool is_corrupted = corrupted != world_.corrupted.end() && corrupted->first == place.run();
+  const bool is_corrupted = invariants_.IsRestored(place.run()) &&
+                            corrupted != world_.corrupted.end() && corrupted->first == place.run();
   if (outcome.cause == v1::FAILURE_CAUSE_DIGEST && !is_corrupted) {
     world_.Violate(Describe(place), ": ", outcome.status.message());
   }

@@ -121,7 +121,7 @@ constexpr MinCount kMinCounts[] = {
     {"shards_copied", 5000},
     {"shards_copied_back", 20},
     {"shards_restored", 100},
-    {"shards_restored_wrongly", 3},
+    {"seeds_refused", 3},
     {"traces_aborted", 30},
     {"traces_refused_as_second", 20},
     {"traces_cancelled", 50},

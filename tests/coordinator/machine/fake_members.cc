@@ -426,7 +426,12 @@ void FakeMembers::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
     } else if (!apply.seed()) {
       made = Mix(made_.at({apply.run(), shard.shard, shard.version}), apply);
     }
-    shard.digests[apply.round()] = made + (apply.seed() ? behaviour.seed_error : 0);
+    const uint64_t digest = made + (apply.seed() ? behaviour.seed_error : 0);
+    if (behaviour.compare_digests && apply.has_digest() && apply.digest() != digest) {
+      applied.set_error("the values have another digest");
+      return Post(aggregator.connection, applied);
+    }
+    shard.digests[apply.round()] = digest;
     shard.version = apply.round();
     shard.newest = apply;
     std::erase_if(shard.digests, [&](const auto& version) {

@@ -128,6 +128,8 @@ class FakeMembers {
     bool restage = true;
     // Error that is added to the digest of a version that was made from a seed.
     uint64_t seed_error = 0;
+    // Aggregators compare the digest of such a version with that of the order.
+    bool compare_digests = true;
     bool evaluate = true;
     // Correctly predicted labels per hundred.
     uint64_t accuracy = 50;

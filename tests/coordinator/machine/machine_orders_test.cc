@@ -168,6 +168,7 @@ TEST_F(MachineOrdersTest, SeedRestoresTheNewestVersion) {
     *expected.mutable_division() = cluster_.StoredRun(run).division();
   *expected.mutable_included() = commit.included();
   *expected.mutable_keep() = commit.keep();
+  expected.set_digest(*DigestOf(commit, 0));
   expected.set_seed(true);
   v1::Participant& seed = *expected.add_participants();
   seed.set_group(0);

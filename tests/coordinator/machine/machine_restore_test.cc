@@ -329,6 +329,18 @@ TEST_F(RestoreShardTest, WrongDigestOfASeedTriesOtherSources) {
   ExpectRestored(run);
 }
 
+// It has written the version, and is made hollow again.
+TEST_F(RestoreShardTest, AggregatorsThatCompareNoDigestsAreNotTrusted) {
+  const std::string run = Begin();
+  cluster_.behaviour.seed_error = 1;
+  cluster_.behaviour.compare_digests = false;
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(cluster_.Counter("shards_restored"), 0u);
+  TrainBoth(run);
+  EXPECT_EQ(VersionOf(run), 2u);
+  ExpectRestored(run);
+}
+
 TEST_F(RestoreShardTest, AggregatorThatReturnsWhileTheRunIsParkedIsNotAway) {
   const std::string run = Begin();
   cluster_.Kill(agg(0));
