@@ -138,7 +138,7 @@ class MachineLoad {
   // Handles the event, times it, and passes its actions to the members. Returns its duration.
   void Do(Kind kind, const Event& event) {
     const double begin = MonotonicSeconds();
-    std::vector<Action> actions = machine_->Handle(event, now_);
+    std::vector<Action> actions = HandleOne(*machine_, event, now_);
     deadline_ = machine_->NextDeadline();
     const double seconds = MonotonicSeconds() - begin;
     bool lost = false, decided = false;

@@ -1,4 +1,4 @@
-// Collects the actions of one Machine::Handle call.
+// Collects the actions of one call of Machine::Handle or Settle.
 //
 // Thread-compatible.
 //

@@ -85,11 +85,14 @@ absl::StatusOr<DurableMachine::Turn> DurableMachine::Handle(const std::vector<Ev
                                                             absl::Time now) {
   Turn turn;
   std::vector<Action> actions;
-  const auto handle = [&](const Event& event) {
-    std::vector<Action> added = machine_.Handle(event, now);
+  bool handled = false;
+  const bool due = now >= machine_.NextDeadline();
+  const auto add = [&](const Event* event, std::vector<Action> added) {
+    handled = true;
     if (options_.on_handled) options_.on_handled(event, added);
     std::move(added.begin(), added.end(), std::back_inserter(actions));
   };
+  const auto handle = [&](const Event& event) { add(&event, machine_.Handle(event, now)); };
   turn.stall = stall_monitor_.OnRead(TakeUnread(now));
   if (turn.stall > absl::ZeroDuration()) handle(Stalled{turn.stall});
   if (const auto limit = ProbeLimit(now)) {
@@ -97,7 +100,8 @@ absl::StatusOr<DurableMachine::Turn> DurableMachine::Handle(const std::vector<Ev
     handle(*limit);
   }
   for (const Event& event : events) handle(event);
-  if (now >= machine_.NextDeadline()) handle(Tick{});
+  if (due) handle(Tick{});
+  if (handled) add(nullptr, machine_.Settle(now));
   CADRE_ASSIGN_OR_RETURN(turn.actions, Commit(std::move(actions)));
   return turn;
 }

@@ -43,9 +43,9 @@ class DurableMachine {
     Machine::Options machine;
     // As Store::Commit. Required.
     std::function<absl::Status(const std::vector<Store::Op>& ops)> commit;
-    // Called for each event when the machine has handled it, before its actions are durable.
-    // Optional.
-    std::function<void(const Event& event, const std::vector<Action>& actions)> on_handled;
+    // Called for each event when the machine has handled it, and without an event when it has
+    // settled all of them, before the actions are durable. Optional.
+    std::function<void(const Event* event, const std::vector<Action>& actions)> on_handled;
     // Names a limit of the process that has been reached; empty: there is room. Called once a
     // second. Optional.
     std::function<std::string()> find_limit;

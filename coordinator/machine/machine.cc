@@ -1,11 +1,14 @@
 // Routes events to the cluster and to the runs, and settles the runs that an event concerns.
 //
-// Handle has two steps. The first changes the state as the event requires: a lease is renewed, a
-// contribution is added, a group is fenced. The second, Settle, does everything that has become
-// possible, in one fixed order over the runs: choose shards, form groups, start them, close a
-// round, assign parts of an evaluation. Settle looks only at the state and the time, never at the
+// There are two steps. The first, Handle, changes the state as the event requires: a lease is
+// renewed, a contribution is added, a group is fenced. The second, Settle, does everything that has
+// become possible, in one fixed order over the runs: choose shards, form groups, start them, close
+// a round, assign parts of an evaluation. Settle looks only at the state and the time, never at the
 // event, so there are no pending tasks: after a restart, the first event settles everything that is
-// due.
+// due. It follows once after all events that wait, so a thousand members that join cost one.
+//
+// Settle forms a limited number of groups (Runs::kMaxFormations), so that no event waits for a
+// thousand plans. The rest is due immediately, after the events that have come meanwhile.
 //
 // Runs::Settle visits the runs that an event concerns and those whose deadline has passed. Runs
 // that wait for workers are visited together, because earlier runs reserve idle workers: whenever
@@ -22,6 +25,7 @@
 #include "coordinator/machine/machine.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -198,7 +202,20 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
     if (const Member* const member = cluster_.members().Find(id)) OnClosed(*member);
   }
   stored_.FinishAdoption();
-  Settle();
+  cluster_.UpdateIdle();
+  return cluster_.Take();
+}
+
+std::vector<Action> Machine::Settle(absl::Time now) {
+  cluster_.Begin(now);
+  Runs::Settled settled;
+  bool form = false;
+  bool ended = false;
+  do {
+    settled = runs_.Settle(std::exchange(form, true));
+    ended = ended || settled.ended;
+  } while (settled.released);
+  if (ended || cluster_.now() >= retention_at_) ApplyRetention();
   for (const std::string& program : cluster_.members().TakeChangedPrograms()) {
     reserved_ranks_.SendMissingRanks(program);
   }
@@ -438,17 +455,6 @@ void Machine::OnTrace(const TraceGroup& trace) {
   if (!started.ok()) cluster_.out().Reply({.request = trace.request, .status = started});
 }
 
-void Machine::Settle() {
-  Runs::Settled settled;
-  bool form = false;
-  bool ended = false;
-  do {
-    settled = runs_.Settle(std::exchange(form, true));
-    ended = ended || settled.ended;
-  } while (settled.released);
-  if (ended || cluster_.now() >= retention_at_) ApplyRetention();
-}
-
 absl::Time Machine::NextDeadline() const {
   return std::min({cluster_.members().NextExpiry(), cluster_.NextAvailable(), runs_.NextDeadline(),
                    cluster_.programs().NextDeadline(), stored_.NextDeadline(), retention_at_});
@@ -457,6 +463,13 @@ absl::Time Machine::NextDeadline() const {
 std::string Machine::IdOf(absl::string_view run) const {
   const Run* const found = runs_.Resolve(run);
   return found == nullptr ? "" : found->id();
+}
+
+std::vector<Action> HandleOne(Machine& machine, const Event& event, absl::Time now) {
+  std::vector<Action> actions = machine.Handle(event, now);
+  std::vector<Action> settled = machine.Settle(now);
+  std::move(settled.begin(), settled.end(), std::back_inserter(actions));
+  return actions;
 }
 
 }  // namespace cadre

@@ -6,11 +6,13 @@
 // simulator drive the same object. Thread-compatible.
 //
 // Contract with the driver:
-//   - The Store::Op actions of one Handle call are one transaction. It must be durable
-//     before any other action of that call (or of a later call) is carried out. If it cannot be
-//     made durable the machine must be discarded: its state is ahead of the store.
+//   - The Store::Op actions of one call of Handle or Settle belong to one transaction. It must be
+//     durable before any other action of that call (or of a later call) is carried out. If it
+//     cannot be made durable the machine must be discarded: its state is ahead of the store.
 //   - Send and Disconnect actions of one connection are carried out in order.
-//   - `now` never decreases. Handle(Tick{}) is called no later than NextDeadline().
+//   - `now` never decreases. Handle(Tick{}) is called no later than NextDeadline(). Settle is
+//   called
+//     after one or more calls of Handle.
 //   - After a BeginAgain, and after a restart, the driver creates a new Machine and calls Restore
 //     with all records of the store (coordinator/store/keys.h names the keys); members open new
 //     streams.
@@ -20,6 +22,7 @@
 //   Do(machine.Restore(records, now, epoch));
 //   Do(machine.Handle(StreamOpened{1}, now));
 //   Do(machine.Handle(MessageReceived{1, hello}, now));
+//   Do(machine.Settle(now));
 #pragma once
 
 #include <cstddef>
@@ -72,7 +75,11 @@ class Machine {
   absl::StatusOr<std::vector<Action>> Restore(const std::map<std::string, std::string>& records,
                                               absl::Time now, uint64_t epoch);
 
+  // Changes the state as the event requires. Requires: after the last of the events that wait,
+  // Settle follows with the same time.
   std::vector<Action> Handle(const Event& event, absl::Time now);
+  // Does everything that the events or the time have made possible.
+  std::vector<Action> Settle(absl::Time now);
 
   // The next time at which Handle(Tick) has work if no other event comes; InfiniteFuture if none.
   absl::Time NextDeadline() const;
@@ -153,8 +160,6 @@ class Machine {
   // the event; empty: an operator has ordered it. Requires: the run has ended.
   void Delete(const Run& run, absl::string_view reason);
   void OnTrace(const TraceGroup& trace);
-  // Carries out everything that the event or the time has made possible.
-  void Settle();
   // Deletes runs that have ended, and announces deletions, by the options.
   void ApplyRetention();
 
@@ -170,5 +175,8 @@ class Machine {
   // Number of the last trace since this process started.
   uint32_t last_trace_ = 0;
 };
+
+// Handles a single event, and settles.
+std::vector<Action> HandleOne(Machine& machine, const Event& event, absl::Time now);
 
 }  // namespace cadre

@@ -124,17 +124,29 @@ Runs::Settled Runs::Settle(bool form) {
     unsettled_.insert(waiting_.begin(), waiting_.end());
     if (!unsettled_.empty()) idle = cluster.IdleByHost();
   }
+  int formations = kMaxFormations;
+  std::set<uint32_t> postponed;
   for (const uint32_t number : cluster.queue().InOrder(unsettled_)) {
     Run& run = runs_.at(number);
+    // Later runs must not take the workers of a run that has not formed all its groups.
+    const bool waits = run.active() && run.waits();
+    if (waits && formations == 0) {
+      postponed.insert(number);
+      continue;
+    }
     run.Touch();
-    if (run.active() && (!run.waits() || run.Form(idle))) {
+    if (run.active() && (!waits || run.Form(idle, formations))) {
       const size_t before = cluster.members().idle().size();
       run.Advance();
       // A run that ends or is parked no longer needs the workers that it has reserved.
       settled.released =
           settled.released || !run.active() || cluster.members().idle().size() > before;
     }
-    run.EndEvent();
+    if (waits && formations == 0) {
+      postponed.insert(number);
+    } else {
+      run.EndEvent();
+    }
     if (run.waits()) {
       waiting_.insert(number);
     } else {
@@ -142,7 +154,7 @@ Runs::Settled Runs::Settle(bool form) {
     }
     SetDeadline(number, run.NextDeadline());
   }
-  unsettled_.clear();
+  unsettled_ = std::move(postponed);
   seen_idle_ = cluster.members().idle_changes();
   return settled;
 }

@@ -72,10 +72,14 @@ class Runs {
     // A run has released workers, so that others may form groups now.
     bool released = false;
   };
+  // Maximum number of groups that one Settle forms, so that it takes a few dozen milliseconds.
+  static constexpr int kMaxFormations = 16;
   // Settles the visited runs and those whose deadlines have passed. `form`: runs that wait may form
-  // groups, whatever the event is.
+  // groups, whatever the event is. If it has formed as many groups as it may, the rest is due
+  // immediately.
   Settled Settle(bool form);
   absl::Time NextDeadline() const {
+    if (!unsettled_.empty()) return context_.cluster.now();
     return deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
   }
 
@@ -84,7 +88,7 @@ class Runs {
 
   const RunContext context_;
   Map runs_;
-  // Runs to settle in this call, and the deadlines of all others.
+  // Runs to settle, and the deadlines of all others.
   std::set<uint32_t> unsettled_;
   std::set<std::pair<absl::Time, uint32_t>> deadlines_;
   std::map<uint32_t, absl::Time> deadline_of_;

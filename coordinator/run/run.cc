@@ -354,9 +354,9 @@ absl::Status Run::RollBack(uint32_t version, const std::vector<uint32_t>& leave_
   return parking_.RollBack(version, leave_out);
 }
 
-bool Run::Form(std::vector<std::string>& idle) {
+bool Run::Form(std::vector<std::string>& idle, int& formations) {
   if (chooses_shards() && !groups_.ChooseAggregators(idle)) return false;
-  if (const absl::Status formed = groups_.Form(idle); !formed.ok()) {
+  if (const absl::Status formed = groups_.Form(idle, formations); !formed.ok()) {
     End(v1::RUN_STATE_FAILED, formed.message());
   }
   return true;

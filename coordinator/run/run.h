@@ -115,14 +115,14 @@ class Run final : public RunWithStatus {
   Traces& traces() { return traces_; }
 
   // ---- Settling. Runs are visited in the order of the queue (coordinator/cluster/run_queue.h).
-  // Forms groups from the idle workers, and takes those that it uses or reserves from `idle`.
-  // Returns false if too few aggregators can be used: the run then takes nothing and cannot
-  // advance.
-  bool Form(std::vector<std::string>& idle);
+  // Forms at most `formations` groups from the idle workers, which it reduces, and takes those that
+  // it uses or reserves from `idle`. Returns false if too few aggregators can be used: the run then
+  // takes nothing and cannot advance.
+  bool Form(std::vector<std::string>& idle, int& formations);
   // Judges failures, starts prepared groups, closes the round, assigns parts of the evaluation.
   void Advance();
   // Sends the aggregators the generations that have changed, and reports what members owe the run
-  // and is late. Called at the end of every event that concerns the run.
+  // and is late. Called when the run is settled, and no groups are left to form.
   void EndEvent() {
     aggregators_.SendFences();
     obligations_.Update();

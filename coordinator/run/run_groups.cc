@@ -146,7 +146,7 @@ bool RunGroups::ChooseAggregators(const WorkerIds& idle) {
   return chosen;
 }
 
-absl::Status RunGroups::Form(WorkerIds& idle) {
+absl::Status RunGroups::Form(WorkerIds& idle, int& formations) {
   UpdateDemand();
   size_t reserved = 0;
   // A group of a slot that another group has left in this round would have to wait.
@@ -158,13 +158,14 @@ absl::Status RunGroups::Form(WorkerIds& idle) {
     return !slots_[group].preferred_members.empty();
   });
   for (const uint32_t group : waiting) {
-    if (idle.empty()) break;
+    if (idle.empty() || formations == 0) break;
     Slot& slot = slots_[group];
     if (!Needs(slot) || cluster_.now() < slot.blocked_until()) continue;
     if (run_.shards_open()) {
       const absl::StatusOr<Formation> formation = Choose(slot, idle);
       if (formation.ok()) {
         FormGeneration(slot, *formation);
+        --formations;
         continue;
       }
       // Workers with more memory may join a run that has trained before.

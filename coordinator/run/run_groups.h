@@ -65,9 +65,10 @@ class RunGroups {
 
   // Returns false if too few aggregators can be used.
   bool ChooseAggregators(const WorkerIds& idle);
-  // Forms groups from the idle workers, and takes those that are used or reserved from `idle`.
-  // Errors: ResourceExhausted if the run, which has not started, is too large for the workers.
-  absl::Status Form(WorkerIds& idle);
+  // Forms at most `formations` groups from the idle workers, which it reduces, and takes those that
+  // are used or reserved from `idle`. Errors: ResourceExhausted if the run, which has not started,
+  // is too large for the workers.
+  absl::Status Form(WorkerIds& idle, int& formations);
   // The rank is prepared, and its data is that of the run. Errors: InvalidArgument if it does not
   // follow the group's plan.
   absl::Status Prepare(const v1::Prepared& prepared);

@@ -38,8 +38,8 @@ DurableMachine::Options Loop::MachineOptions() {
   return {.machine = options_.machine,
           .commit = [this](const std::vector<Store::Op>& ops) { return Commit(ops); },
           .on_handled =
-              [this](const Event& event, const std::vector<Action>&) {
-                const auto* message = std::get_if<MessageReceived>(&event);
+              [this](const Event* event, const std::vector<Action>&) {
+                const auto* message = std::get_if<MessageReceived>(event);
                 if (message != nullptr) callbacks_->OnHandled(message->connection);
               },
           .find_limit = options_.find_limit};

@@ -69,11 +69,10 @@ void SimulatedCoordinator::Start() {
           .machine = options_,
           .commit = [this](const std::vector<Store::Op>& ops) { return Commit(ops); },
           .on_handled =
-              [this](const Event& event, const std::vector<Action>& actions) {
+              [this](const Event* event, const std::vector<Action>& actions) {
                 handled_.push_back(actions);
-                if (const char* const method = MethodOf(event)) {
-                  world_.Count(absl::StrCat("method_", method));
-                }
+                const char* const method = event != nullptr ? MethodOf(*event) : nullptr;
+                if (method != nullptr) world_.Count(absl::StrCat("method_", method));
               },
           .find_limit = [] { return std::string(); }},
       Now());

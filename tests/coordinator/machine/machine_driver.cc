@@ -117,7 +117,7 @@ void MachineDriver::AnswerSearches() {
 
 void MachineDriver::Do(const Event& event) {
   if (crashed_) return;
-  Perform(machine_->Handle(event, now_));
+  Perform(HandleOne(*machine_, event, now_));
 }
 
 std::string MachineDriver::Submit(const v1::RunSpec& spec, bool join_existing, bool join_ended) {

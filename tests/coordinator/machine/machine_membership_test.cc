@@ -160,8 +160,8 @@ TEST_F(MachineMembershipTest, OnlyTickEndsLease) {
   const absl::Time late = cluster_.now() + absl::Minutes(1);
   MessageReceived heartbeat{.connection = connection_};
   heartbeat.message.mutable_heartbeat();
-  cluster_.machine().Handle(heartbeat, late);
-  cluster_.machine().Handle(Tick{}, late);
+  HandleOne(cluster_.machine(), heartbeat, late);
+  HandleOne(cluster_.machine(), Tick{}, late);
   EXPECT_EQ(cluster_.machine().Status(late).workers_size(), 1);
 }
 

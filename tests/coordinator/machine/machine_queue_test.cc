@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/machine/runs.h"
 #include "model/shard_space.h"
 #include "tests/base/expect.h"
 #include "tests/coordinator/machine/fake_cluster.h"
@@ -46,6 +47,28 @@ class QueueTest : public MachineTest {
   }
   FakeAggregator& agg(size_t i) { return cluster_.aggregators()[i]; }
 };
+
+// Other events are handled in between, but no later run takes the workers.
+TEST_F(QueueTest, ManyGroupsAreFormedInParts) {
+  constexpr int kGroups = 2 * Runs::kMaxFormations + 3;
+  AddMembers(1, kGroups);
+  cluster_.behaviour.prepare = false;
+  const auto formed = [this](const std::string& run) {
+    int count = 0;
+    for (uint32_t group = 0; group < cluster_.RunStatus(run).groups(); ++group) {
+      count += cluster_.Group(run, group).generation() != 0 ? 1 : 0;
+    }
+    return count;
+  };
+  const std::string many = cluster_.Submit(MakeSpec(kGroups, 1, 5, 1000));
+  EXPECT_EQ(formed(many), Runs::kMaxFormations);
+  const std::string later = Submit(1);
+  EXPECT_EQ(formed(many), 2 * Runs::kMaxFormations);
+  EXPECT_EQ(formed(later), 0);
+  cluster_.Run(absl::ZeroDuration());
+  EXPECT_EQ(formed(many), kGroups);
+  EXPECT_EQ(formed(later), 0);
+}
 
 TEST_F(QueueTest, RunThatCannotBeServedReservesNothing) {
   AddMembers(1, 2);

@@ -456,7 +456,7 @@ TEST_F(RestoreShardTest, ResumeDoesNotStoreTheSpecAgain) {
   ExpectParked(run);
   std::set<std::string> changed;
   for (const Action& action :
-       cluster_.machine().Handle(ResumeRun{.request = 900, .run = run}, cluster_.now())) {
+       HandleOne(cluster_.machine(), ResumeRun{.request = 900, .run = run}, cluster_.now())) {
     if (const auto* const op = std::get_if<Store::Op>(&action)) changed.insert(op->key);
   }
   EXPECT_TRUE(changed.contains(RunKey(run)));

@@ -206,6 +206,7 @@ TEST_F(MachineShardsTest, ManyGroupsAreFencedByFewMessages) {
   AddMembers(2, kGroups);
   cluster_.behaviour.load = false;
   const std::string run = cluster_.Submit(MakeSpec(kGroups, 1, 5, 100));
+  cluster_.Run(absl::ZeroDuration());
   EXPECT_LT(agg(0).received.size(), 100u) << "forming";
   ASSERT_EQ(cluster_.RunStatus(run).groups_alive(), kGroups);
   // All leases end in one event.
