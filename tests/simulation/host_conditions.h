@@ -4,6 +4,7 @@
 // faults: the runs must end without this host.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <string>
@@ -46,6 +47,10 @@ struct HostConditions {
   absl::Time busy = absl::InfinitePast();
   // The same for orders of one run, which stop no other run.
   std::map<std::string, absl::Time> slow_runs;
+  void NoteSlow(const std::string& run, absl::Time until) {
+    absl::Time& slow = slow_runs.try_emplace(run, absl::InfinitePast()).first->second;
+    slow = std::max(slow, until);
+  }
   absl::Time SlowUntil(const std::string& run) const {
     const auto found = slow_runs.find(run);
     return found == slow_runs.end() ? absl::InfinitePast() : found->second;

@@ -340,21 +340,18 @@ void SimulatedAggregator::ExecuteNext() {
                                               hangs ? kMaxHungOrderTime : kMaxSlowOrderTime));
   }
   if (time == absl::ZeroDuration()) return Execute(*order, time);
-  NoteSlow(*order, now + time);
+  host.NoteSlow(OrderQueue::RunOf(*order), now + time);
   const absl::Duration before = world_.dice.Between(absl::ZeroDuration(), time);
   world_.timeline.After(before, life_,
                         [this, order, rest = time - before] { Execute(*order, rest); });
   Wake();
 }
 
-void SimulatedAggregator::NoteSlow(const v1::CoordinatorMessage& order, absl::Time until) {
-  absl::Time& slow = world_.hosts[name_].slow_runs[OrderQueue::RunOf(order)];
-  slow = std::max(slow, until);
-}
-
 void SimulatedAggregator::Execute(const v1::CoordinatorMessage& order, absl::Duration rest) {
   // The process may have been stopped since the order was begun.
-  if (rest > absl::ZeroDuration()) NoteSlow(order, world_.timeline.now() + rest);
+  if (rest > absl::ZeroDuration()) {
+    world_.hosts[name_].NoteSlow(OrderQueue::RunOf(order), world_.timeline.now() + rest);
+  }
   const Faults& faults = world_.faults;
   const bool full = world_.hosts[name_].full_disk > world_.timeline.now();
   if (full || world_.dice.Chance(faults.full_disk)) {

@@ -118,8 +118,6 @@ class SimulatedAggregator {
   void Wake();
   void ExecuteNext();
   void Execute(const v1::CoordinatorMessage& order, absl::Duration rest);
-  // The order may take until this time.
-  void NoteSlow(const v1::CoordinatorMessage& order, absl::Time until);
   void Finish(const v1::CoordinatorMessage& order, const OrderResult& result);
   // One attempt to fetch a file from another aggregator.
   absl::Status Fetch(const v1::CopyShard& order, const v1::CopyRequest& request,

@@ -398,6 +398,17 @@ void FakeMembers::OnReportRun(FakeAggregator& aggregator, const std::string& run
   Post(aggregator.connection, report);
 }
 
+uint64_t FakeMembers::MakeVersion(const v1::Apply& apply, const FakeAggregator::Shard& shard) {
+  uint64_t& made = made_[{apply.run(), shard.shard, apply.round()}];
+  if (apply.has_restores()) {
+    EXPECT_TRUE(apply.participants().empty());
+    made = shard.digests.at(apply.restores());
+  } else if (!apply.seed()) {
+    made = Mix(made_.at({apply.run(), shard.shard, shard.version}), apply);
+  }
+  return made + (apply.seed() ? behaviour.seed_error : 0);
+}
+
 void FakeMembers::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
   FakeAggregator::Shard& shard = aggregator.shards.at(apply.run());
   v1::Applied applied;
@@ -419,14 +430,7 @@ void FakeMembers::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
       shard.waiting = apply;
       return Post(aggregator.connection, applied);
     }
-    uint64_t& made = made_[{apply.run(), shard.shard, apply.round()}];
-    if (apply.has_restores()) {
-      EXPECT_TRUE(apply.participants().empty());
-      made = shard.digests.at(apply.restores());
-    } else if (!apply.seed()) {
-      made = Mix(made_.at({apply.run(), shard.shard, shard.version}), apply);
-    }
-    const uint64_t digest = made + (apply.seed() ? behaviour.seed_error : 0);
+    const uint64_t digest = MakeVersion(apply, shard);
     if (behaviour.compare_digests && apply.has_digest() && apply.digest() != digest) {
       applied.set_error("the values have another digest");
       return Post(aggregator.connection, applied);

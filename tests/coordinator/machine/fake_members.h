@@ -189,6 +189,8 @@ class FakeMembers {
   void OnFence(FakeAggregator& aggregator, const v1::Fence& fence);
   void OnDeleteRun(FakeAggregator& aggregator, const v1::DeleteRun& order);
   void OnReportRun(FakeAggregator& aggregator, const std::string& run);
+  // The digest of the version that the order makes.
+  uint64_t MakeVersion(const v1::Apply& apply, const FakeAggregator::Shard& shard);
   void OnApply(FakeAggregator& aggregator, const v1::Apply& apply);
   void OnCopyShard(FakeAggregator& aggregator, const v1::CopyShard& order);
   uint64_t DigestOf(const std::string& run, uint32_t version) const;
