@@ -25,6 +25,10 @@
 namespace cadre {
 namespace {
 
+// The limits of --aggregator-patience.
+constexpr uint32_t kMinAggregatorWaitMs = 1000;
+constexpr uint32_t kMaxAggregatorWaitMs = 24 * 3600 * 1000;
+
 std::string MeshToText(const v1::Cluster& cluster) {
   return absl::StrJoin(cluster.mesh(), ", ", [](std::string* out, const v1::MeshAxis& axis) {
     absl::StrAppend(out, absl::CEscape(axis.name()), "=", axis.size());
@@ -52,6 +56,12 @@ class ClusterValidation : private SpecChecker {
     AtMost("cluster.aggregators", cluster.aggregators(), kMaxAggregators);
     if (cluster.has_max_pause_ms() && cluster.max_pause_ms() == 0) {
       Add("cluster.max_pause_ms", "is 0; it must be positive");
+    }
+    const uint32_t wait = cluster.aggregator_wait_ms();
+    if (cluster.has_aggregator_wait_ms() &&
+        (wait < kMinAggregatorWaitMs || wait > kMaxAggregatorWaitMs)) {
+      Add("cluster.aggregator_wait_ms", "is ", wait, "; it must be from ", kMinAggregatorWaitMs,
+          " to ", kMaxAggregatorWaitMs);
     }
     // Numbers without names can only come from other programs, not from run files.
     if (!v1::Cluster::CollectivePolicy_IsValid(cluster.collectives())) {

@@ -482,9 +482,10 @@ void RunGroups::EndPatience() {
       cluster_.now() < aggregators_.directory().PatientUntil())
     return;
   cluster_.Count("aggregator_waits_ended");
-  FenceAll(absl::StrCat("aggregator ", aggregators_.directory().FindAway()->name,
-                        " has been away for ", absl::FormatDuration(options_.aggregator_patience),
-                        " (--aggregator-patience of the coordinator)"));
+  const ShardDirectory& directory = aggregators_.directory();
+  FenceAll(absl::StrCat("aggregator ", directory.FindAway()->name, " has been away for ",
+                        absl::FormatDuration(directory.Patience()), " (",
+                        directory.NameOfPatience(), ")"));
 }
 
 void RunGroups::Disband(absl::string_view reason) {

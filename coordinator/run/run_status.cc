@@ -337,7 +337,7 @@ std::string RunWithStatus::AwayReason() const {
   const absl::Duration time = cluster_.now() - away->since;
   return absl::StrCat("waiting for aggregator ", away->name, ", away for ",
                       absl::FormatDuration(absl::Trunc(time, absl::Seconds(1))), " (limit ",
-                      absl::FormatDuration(options_.aggregator_patience), ")");
+                      absl::FormatDuration(parts_.aggregators.directory().Patience()), ")");
 }
 
 // Returns the first reason that applies, in the order in which a run needs its members.

@@ -60,9 +60,21 @@ std::optional<ShardDirectory::Away> ShardDirectory::FindAway() const {
   return longest;
 }
 
+absl::Duration ShardDirectory::Patience() const {
+  const v1::Cluster& cluster = record_.spec().cluster();
+  return cluster.has_aggregator_wait_ms() ? absl::Milliseconds(cluster.aggregator_wait_ms())
+                                          : default_patience_;
+}
+
+std::string ShardDirectory::NameOfPatience() const {
+  return record_.spec().cluster().has_aggregator_wait_ms()
+             ? "cluster.aggregator_wait_ms"
+             : "--aggregator-patience of the coordinator";
+}
+
 absl::Time ShardDirectory::PatientUntil() const {
   const std::optional<Away> away = FindAway();
-  return away ? away->since + patience_ : absl::InfiniteFuture();
+  return away ? away->since + Patience() : absl::InfiniteFuture();
 }
 
 }  // namespace cadre

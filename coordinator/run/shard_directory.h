@@ -30,7 +30,7 @@ class ShardDirectory {
         record_(record),
         shards_(shards),
         cluster_(context.cluster),
-        patience_(context.options.aggregator_patience),
+        default_patience_(context.options.aggregator_patience),
         created_(cluster_.now()) {}
 
   // The addresses of all shards, since the number of shards decides what each of them stores. Empty
@@ -49,6 +49,9 @@ class ShardDirectory {
     absl::Time since;
   };
   std::optional<Away> FindAway() const;
+  // For how long the groups wait for it, and what sets this limit.
+  absl::Duration Patience() const;
+  std::string NameOfPatience() const;
   // Until when the groups wait for it; InfiniteFuture: all aggregators are connected.
   absl::Time PatientUntil() const;
 
@@ -60,7 +63,7 @@ class ShardDirectory {
   const v1::RunRecord& record_;
   const Shards& shards_;
   Cluster& cluster_;
-  const absl::Duration patience_;
+  const absl::Duration default_patience_;
   const absl::Time created_;
   // Since when aggregators are away that have been lost since `created_`.
   std::map<std::string, absl::Time> away_since_;

@@ -211,6 +211,7 @@ v1::RunSpec Simulator::MakeSpec() {
   if (cluster.ranks_per_group() == 2 && dice.Chance(0.3)) cluster.set_model_ranks(2);
   cluster.set_rejoin_wait_ms(between(500, 8000));
   if (dice.Chance(0.5)) cluster.set_aggregators(between(1, aggregators_.size()));
+  if (dice.Chance(0.2)) cluster.set_aggregator_wait_ms(between(10'000, 200'000));
   cluster.set_keep_plan(dice.Chance(0.2));
   *spec.mutable_averaging() = averages ? MakeAveraging(cluster) : v1::Averaging();
   spec.mutable_stop()->set_steps(between(5, 60));

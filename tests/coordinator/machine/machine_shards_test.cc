@@ -80,6 +80,21 @@ TEST_F(MachineShardsTest, GroupsKnowThatAnAggregatorIsAway) {
   EXPECT_THAT(addresses(), ElementsAre(first, "agg-1 "));
 }
 
+TEST_F(MachineShardsTest, RunMayHaveAPatienceOfItsOwn) {
+  AddMembers(2, 1);
+  v1::RunSpec spec = MakeSpec(1, 1, 5, 100);
+  spec.mutable_cluster()->set_aggregator_wait_ms(90'000);
+  const std::string run = cluster_.Submit(spec);
+  cluster_.Kill(agg(1));
+  cluster_.Run(absl::Seconds(85));
+  EXPECT_NE(cluster_.Group(run, 0).generation(), 0u);
+  EXPECT_THAT(ReasonOf(run), MatchesRegex(".*limit 1m30s.*"));
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 0u);
+  EXPECT_EQ(cluster_.Group(run, 0).reason(),
+            "aggregator agg-1 has been away for 1m30s (cluster.aggregator_wait_ms)");
+}
+
 TEST_F(MachineShardsTest, PatienceWithAnAggregatorHasALimit) {
   const std::string run = Begin();
   cluster_.Kill(agg(1));
