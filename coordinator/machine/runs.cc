@@ -58,7 +58,7 @@ const Run* Runs::Find(absl::string_view id) const {
 }
 
 const Run* Runs::Resolve(absl::string_view run) const {
-  if (run.empty() || RunNumber(run) != 0) return Find(run);
+  if (RunNumber(run) != 0) return Find(run);
   const Run* newest = nullptr;
   for (auto it = runs_.rbegin(); it != runs_.rend(); ++it) {
     const Run& one = it->second;

@@ -56,8 +56,8 @@ std::optional<uint32_t> CheckpointWriter::TakeLast() {
   }
   for (const uint32_t group : run_.slots().started()) {
     const Slot& slot = run_.slots()[group];
-    const bool ready = slot.record().at_end() && slot.version == run_.record().version() &&
-                       evaluation_.PartOf(slot) == nullptr;
+    const bool ready =
+        slot.version == run_.record().version() && evaluation_.PartOf(slot) == nullptr;
     if (slot.own_loop() || !ready || !AllConnected(slot, cluster_.members())) continue;
     Set(group);
     return group;

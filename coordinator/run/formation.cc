@@ -49,7 +49,7 @@ std::vector<WorkerIds> IdlePrograms(const RunView& run, const Membership& member
   for (const std::string& id : idle) {
     const v1::MemberRecord& worker = members.Find(id)->record;
     const v1::Reservation& reservation = worker.reservation();
-    if (!worker.has_reservation() || !run.IsReserved(reservation)) continue;
+    if (!run.IsReserved(reservation)) continue;
     if (!worker.program_ended().empty()) continue;
     const bool any = run.spec().model().has_opaque();
     if (!any && reservation.ranks() > RanksPerGroup(run.spec())) continue;

@@ -484,7 +484,7 @@ void Run::End(v1::RunState state, absl::string_view reason) {
   history_.Flush(cluster_.out());
   stored_.Save();
   for (const auto& [id, member] : cluster_.members().all()) {
-    if (member.record.has_reservation() && IsReserved(member.record.reservation())) {
+    if (IsReserved(member.record.reservation())) {
       cluster_.SendTo(id, RunEnded(state == v1::RUN_STATE_DONE, record.reason()));
     }
   }

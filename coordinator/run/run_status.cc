@@ -417,7 +417,7 @@ std::string RunWithStatus::IncompletePrograms() const {
   for (const std::string& id : cluster_.members().idle()) {
     const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
     const v1::Reservation& reservation = worker.reservation();
-    if (!worker.has_reservation() || !IsReserved(reservation) || !worker.program_ended().empty() ||
+    if (!IsReserved(reservation) || !worker.program_ended().empty() ||
         !seen.insert(reservation.program()).second) {
       continue;
     }

@@ -79,7 +79,7 @@ class RunView {
   bool TakesFirstValues(uint32_t round) const {
     return round == 1 && BeginsWithGroupValues(spec());
   }
-  // Whether the reservation names this run, by its id or its name.
+  // Whether the reservation names this run, by its id or its name. Neither is empty.
   bool IsReserved(const v1::Reservation& reservation) const {
     return reservation.run() == id() || reservation.run() == spec().name();
   }

@@ -147,10 +147,11 @@ class Screening {
     if (found_.empty()) CheckDirections();
   }
 
-  // A group that catches up contributes after fewer steps, so its change may be shorter.
+  // A group that catches up contributes after fewer steps, so its change may be shorter. A length
+  // that is unknown (NaN) is neither too long nor too short.
   void CheckLength(int i) {
     const double median = MedianLength().value_or(0);
-    if (median == 0 || !std::isfinite(lengths_[i]) || !MayLeaveOut()) return;
+    if (median == 0 || !MayLeaveOut()) return;
     std::vector<double> samples;
     for (const v1::Participant& each : commit_.participants()) {
       samples.push_back(static_cast<double>(each.samples()));

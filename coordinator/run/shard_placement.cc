@@ -74,7 +74,7 @@ ShardPlacement PlaceShards(const v1::RunSpec& spec, uint64_t parameters, Candida
   size_t shards = requested > 0 ? requested : usable.size();
   const auto needed = [&] { return SpaceOfLargestShard(spec, parameters, shards); };
   const auto fits = [&](const ShardCandidate& candidate) { return FreeOf(candidate) >= needed(); };
-  while (requested == 0 && shards > required && !fits(usable[shards - 1])) --shards;
+  while (shards > required && !fits(usable[shards - 1])) --shards;
   const auto full = std::find_if_not(usable.begin(), usable.end(), fits);
   std::vector<std::string> too_small;
   for (auto it = full; it != usable.end(); ++it) too_small.push_back(SpaceText(*it, needed()));

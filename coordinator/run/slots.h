@@ -26,8 +26,9 @@ class Slots {
   }
 
   size_t size() const { return slots_.size(); }
-  Slot& operator[](uint32_t group) { return slots_[group]; }
-  const Slot& operator[](uint32_t group) const { return slots_[group]; }
+  // Requires: group < size().
+  Slot& operator[](uint32_t group) { return slots_.at(group); }
+  const Slot& operator[](uint32_t group) const { return slots_.at(group); }
   auto begin() { return slots_.begin(); }
   auto end() { return slots_.end(); }
   auto begin() const { return slots_.begin(); }
