@@ -157,7 +157,7 @@ TEST_F(MissedRoundsTest, ExpectedMemoryOfCodes) {
 }
 
 TEST_F(MissedRoundsTest, ExpectedMemoryOfOverlapAndStaleness) {
-  averaging().mutable_overlap()->set_steps(2);
+  averaging().mutable_overlap()->set_steps(1);
   averaging().mutable_staleness()->set_max_rounds(3);
   Start();
   MakeVersions(1, 2);

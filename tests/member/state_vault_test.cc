@@ -307,7 +307,7 @@ TEST_F(StateVaultTest, SnapshotsAreSettled) {
 }
 
 TEST_F(StateVaultTest, SettledBytesAreThoseAllocated) {
-  for (const auto& [ranks, tensors] : {std::pair(1, 1), {1, 2}, {2, 1}, {2, 2}}) {
+  for (const auto& [ranks, tensors] : {std::pair(1, 1), {1, 2}, {2, 1}, {2, 2}, {4, 1}, {4, 2}}) {
     vaults_ = std::vector<StateVault>(8);
     OnGroup(ranks, [&](Communicator& group) {
       StateVault& vault = vaults_[group.index()];

@@ -391,6 +391,16 @@ TEST_F(LedgerTest, LateContributionIsRefused) {
   EXPECT_FALSE(ledger_.ContributionDurable(slow.key, slow.attempt));
 }
 
+// The order names the generation before, whose contribution is complete.
+TEST_F(LedgerTest, NextGenerationOfAParticipantIsTooLate) {
+  StageAll({.generation = 1}, 0, 15);
+  ledger_.Fence(run_.run, 0, {2, SecretKey()});
+  Plan(MakeApply(run_, 1, {{.generation = 1}}));
+  const auto decision = ledger_.Stage(Header(run_, {.generation = 2}, 0, 15, kChunk));
+  EXPECT_EQ(RefusalIn(decision), v1::REFUSAL_CLOSED_ROUND);
+  EXPECT_THAT(std::get<Refused>(decision).reason, HasSubstr("its participants are decided"));
+}
+
 TEST_F(LedgerTest, DifferentRankCounts) {
   StageAll({.group = 0, .rank = 0}, 0, 15);
   StageAll({.group = 1, .rank = 1}, 6, 15);

@@ -220,14 +220,18 @@ TEST(OrderQueue, NewCoordinatorDropsOrdersOfEarlierOnes) {
 }
 
 TEST(OrderQueue, EndOfTheRunRemovesFailedOrders) {
-  OrderQueue queue({.retry_wait = kWait, .max_new = 10});
-  queue.Add(Open("a"), kStart);
-  queue.Add(Apply("a", 1), kStart);
-  FailNext(queue, kStart);
-  FailNext(queue, kStart);
-  queue.Add(Close("a"), kStart);
-  EXPECT_TRUE(queue.Take(kStart)->has_close_run());
-  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+  v1::CoordinatorMessage remove;
+  remove.mutable_delete_run()->set_run("a");
+  for (const v1::CoordinatorMessage& last : {Close("a"), remove}) {
+    OrderQueue queue({.retry_wait = kWait, .max_new = 10});
+    queue.Add(Open("a"), kStart);
+    queue.Add(Apply("a", 1), kStart);
+    FailNext(queue, kStart);
+    FailNext(queue, kStart);
+    queue.Add(last, kStart);
+    EXPECT_EQ(queue.Take(kStart)->body_case(), last.body_case());
+    EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+  }
 }
 
 TEST(OrderQueue, ReportsFailedOrdersUntilTheySucceed) {
