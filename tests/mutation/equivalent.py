@@ -79,4 +79,13 @@ EQUIVALENT = (
                "every object has a value for it"),
     Equivalent("coordinator/run/round_screening.cc", "if (!screen ||", "false", "true",
                "SendApplies sends nothing to shards that have applied the attempt, and Advance finishes the commit"),
+    Equivalent("coordinator/cluster/programs.cc", "a.second.record.last_heard_ms() <",
+               "a.second.record.last_heard_ms() < b.second.record.last_heard_ms()",
+               "a.second.record.last_heard_ms() <= b.second.record.last_heard_ms()",
+               "any of the ranks that were heard first may be forgotten"),
+    Equivalent("coordinator/cluster/run_queue.cc", "absl::c_sort(ends", "a->end < b->end", "a->end <= b->end",
+               "any of the runs that end at the same time may be named"),
+    *(Equivalent("member/shard_exchange.cc", "const uint64_t seed", before, after,
+                 "a seed of the waits before retries may be any number")
+      for before, after in (("32", "0"), ("32", "33"), ("32", "64"), ("64", "0"), ("64", "65"), ("64", "128"))),
 )
