@@ -133,6 +133,11 @@ TEST(ProgramsTest, ManyMissingRanksAreCounted) {
   EXPECT_THAT(missing, StartsWith("ranks 0 (has not joined), 1 (has not joined), 2 (has not "
                                   "joined), 4 (has not joined)"));
   EXPECT_THAT(missing, HasSubstr("8 (has not joined) and 91 more of 100"));
+  v1::Reservation smaller = rank.record.reservation();
+  smaller.set_ranks(10);
+  EXPECT_THAT(programs.MissingRanks(smaller), HasSubstr("8 (has not joined) and 1 more of 10"));
+  smaller.set_ranks(9);
+  EXPECT_THAT(programs.MissingRanks(smaller), HasSubstr("8 (has not joined) of 9"));
 }
 
 }  // namespace

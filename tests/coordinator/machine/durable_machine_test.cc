@@ -347,5 +347,19 @@ TEST_F(DurableMachineTest, LimitIsReportedOnce) {
   EXPECT_EQ(machine_->machine().Status(now_).coordinator().exhausted(), "");
 }
 
+TEST_F(DurableMachineTest, LimitEndsAfterAMinuteWithRoom) {
+  limit_ = "all 46 open files are in use";
+  now_ += absl::Minutes(2);
+  Do({});
+  const absl::Time found = now_;
+  limit_ = "";
+  now_ = found + absl::Seconds(59);
+  Do({});
+  EXPECT_NE(machine_->machine().Status(now_).coordinator().exhausted(), "");
+  now_ = found + absl::Minutes(1);
+  Do({});
+  EXPECT_EQ(machine_->machine().Status(now_).coordinator().exhausted(), "");
+}
+
 }  // namespace
 }  // namespace cadre

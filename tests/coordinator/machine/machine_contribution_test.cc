@@ -121,6 +121,9 @@ INSTANTIATE_TEST_SUITE_P(
     All, RefusedContributionTest,
     ::testing::Values(InvalidContribution{"OtherBase", v1::REFUSAL_WRONG_BASE, "refused_wrong_base",
                                           [](v1::Contributed& c) { c.set_base_version(3); }},
+                      InvalidContribution{"FutureRoundFromTheNewestVersion", v1::REFUSAL_WRONG_BASE,
+                                          "refused_wrong_base",
+                                          [](v1::Contributed& c) { c.set_round(3); }},
                       InvalidContribution{"FutureRound", v1::REFUSAL_WRONG_BASE,
                                           "refused_wrong_base",
                                           [](v1::Contributed& c) {

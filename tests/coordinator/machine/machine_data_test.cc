@@ -45,6 +45,24 @@ TEST_F(MachineDataTest, EvaluationsBeginWithTheEpochInWhichTheRunBegins) {
   EXPECT_EQ(cluster_.StoredRun(run).next_evaluation(), 3U);
 }
 
+// A worker that has left after a failure may return, as one that was lost. So the failures of one
+// host do not end the run.
+TEST_F(MachineDataTest, OneOfTwoHostsThatCannotReadTheDataDoesNotEndTheRun) {
+  cluster_.AddAggregator("agg-0");
+  FakeWorker& first = cluster_.AddWorker("w0", "host-0");
+  FakeWorker& left = cluster_.AddWorker("w1", "host-1");
+  const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 100));
+  cluster_.Fail(left, "truncated", v1::FAILURE_CAUSE_DATA);
+  cluster_.Send(left, v1::Goodbye());
+  Train(run, 0);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1U);
+  for (int failures = 0; failures < 3; ++failures) {
+    ASSERT_TRUE(cluster_.RunUntil([&] { return first.assignment.has_value(); }));
+    cluster_.Fail(first, "truncated", v1::FAILURE_CAUSE_DATA);
+  }
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+}
+
 TEST_F(MachineDataTest, NothingIsLeftOut) {
   const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 20));
   EXPECT_THAT(cluster_.RunStatus(run).warnings(), IsEmpty());

@@ -48,6 +48,23 @@ TEST_F(MachineEvaluationTest, AdoptingGroupsShareTestSplit) {
   EXPECT_DOUBLE_EQ(test.accuracy(), 0.2);
 }
 
+// Both wait, the one for the end of the run, the other one, which hangs, instead of evaluating.
+TEST_F(MachineEvaluationTest, GroupThatHasEvaluatedItsPartMayWait) {
+  const std::string run = BeginLastRound();
+  FakeWorker& done = cluster_.Lead(run, 0);
+  FakeWorker& hung = cluster_.Lead(run, 1);
+  cluster_.Send(done, FakeCluster::EvaluationOf(done, 0, 50, 10));
+  for (FakeWorker* const lead : {&done, &hung}) {
+    lead->activity = v1::ACTIVITY_WAITING;
+    lead->hung = true;
+  }
+  const uint32_t first = cluster_.Group(run, 0).generation();
+  const uint32_t second = cluster_.Group(run, 1).generation();
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Group(run, 1).generation() != second; },
+                                absl::Hours(1)));
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), first);
+}
+
 // Nothing has to be evaluated at the end.
 TEST_F(MachineEvaluationTest, RunWithoutTestSamplesEnds) {
   cluster_.behaviour.on_prepared = [](v1::Prepared& prepared) { prepared.set_test_samples(0); };

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "tests/coordinator/machine/fake_cluster.h"
+#include "tests/coordinator/machine/restore_shard_test.h"
 
 namespace cadre::testing {
 namespace {
@@ -97,6 +97,56 @@ TEST_F(MachineObligationsTest, GroupThatDoesNotLoadIsNamed) {
   cluster_.Run(absl::Seconds(36));
   EXPECT_THAT(ReasonOf(run), HasSubstr("has made no progress and not loaded version 1 for 3"));
   EXPECT_EQ(CountLate(run), 1U);
+}
+
+// Orders and requests that restore a lost shard.
+class LostShardObligationsTest : public RestoreShardTest {
+ protected:
+  bool IsNamed(const std::string& text) {
+    cluster_.Run(absl::Seconds(35));
+    return HasEvent(v1::EVENT_KIND_ORDER_DELAYED, text);
+  }
+  // The order as the status of the shard's aggregator shows it.
+  std::string DelayedOrder() {
+    const v1::AggregatorStatus aggregator = cluster_.Status().aggregators(0);
+    return aggregator.delayed_orders_size() == 0 ? "" : aggregator.delayed_orders(0).order();
+  }
+};
+
+TEST_F(LostShardObligationsTest, ShardThatIsNotOpenedForItsValuesIsNamed) {
+  const std::string run = Begin();
+  cluster_.behaviour.open = false;
+  cluster_.Wipe(agg(0));
+  // It is without values at another version than the one that is to be restored.
+  v1::RunOpened hollow;
+  hollow.set_run(run);
+  hollow.set_shards(2);
+  hollow.set_hollow(true);
+  cluster_.Send(agg(0), hollow);
+  EXPECT_TRUE(IsNamed("aggregator agg-0 has not opened lost shard 0 for 3"));
+  EXPECT_EQ(DelayedOrder(), "open_run");
+}
+
+TEST_F(LostShardObligationsTest, GroupThatDoesNotStageItsValuesIsNamed) {
+  Begin();
+  cluster_.behaviour.restage = false;
+  cluster_.Wipe(agg(0));
+  for (FakeWorker& worker : cluster_.workers()) {
+    worker.activity = v1::ACTIVITY_EXCHANGING;
+    worker.hung = true;
+  }
+  EXPECT_TRUE(IsNamed("not staged its values for lost shard 0"));
+}
+
+TEST_F(LostShardObligationsTest, VersionThatIsNotRestoredIsNamed) {
+  const std::string run = Begin();
+  cluster_.behaviour.slow_pulls = {0, 1};
+  TrainBoth(run);
+  ASSERT_EQ(VersionOf(run), 2U);
+  cluster_.behaviour.apply = false;
+  cluster_.Wipe(agg(0));
+  EXPECT_TRUE(IsNamed("aggregator agg-0 has not restored version 2 of shard 0 for 3"));
+  EXPECT_EQ(DelayedOrder(), "apply");
 }
 
 }  // namespace

@@ -514,6 +514,13 @@ TEST_F(MachinePlanningTest, TimesThatHaveNotPassedAreIgnored) {
   EXPECT_TRUE(lead.alive);
 }
 
+// The run may have been scaled down while it was predicted.
+TEST_F(MachinePlanningTest, PredictionOfAGroupThatDoesNotExistIsIgnored) {
+  const std::string run = Begin(1);
+  cluster_.Do(StepPredicted{.run = run, .group = 1, .times = v1::StepTimes()});
+  EXPECT_FALSE(cluster_.Group(run, 0).has_predicted());
+}
+
 TEST_F(MachinePlanningTest, OnlyLayersOfTheRunAreStored) {
   const std::string run = Begin(2, 20);
   FakeWorker& lead = cluster_.Lead(run, 0);

@@ -103,6 +103,17 @@ TEST_F(QueueTest, RunThatCanBeServedKeepsIdleWorkers) {
   EXPECT_EQ(RunStateOf(small), v1::RUN_STATE_RUNNING);
 }
 
+TEST_F(QueueTest, StoppedRunReservesNothing) {
+  AddMembers(1, 3);
+  const std::string busy = Submit(1);
+  const std::string large = Submit(3);
+  const std::string small = Submit(1);
+  ASSERT_EQ(RunStateOf(small), v1::RUN_STATE_QUEUED);
+  cluster_.StopRun(large);
+  EXPECT_EQ(RunStateOf(small), v1::RUN_STATE_RUNNING);
+  EXPECT_EQ(RunStateOf(busy), v1::RUN_STATE_RUNNING);
+}
+
 // The first run would wait for the worker of the second one, which waits for the idle ones.
 TEST_F(QueueTest, WorkersOfBlockedRunsAreNotWaitedFor) {
   AddMembers(1, 2);

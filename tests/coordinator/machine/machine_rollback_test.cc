@@ -220,6 +220,22 @@ TEST_F(MachineRollbackTest, ClosingRoundIsFinishedFirst) {
   EXPECT_EQ(cluster_.Lead(run, 0).assignment->branch(), 6u);
 }
 
+TEST_F(MachineRollbackTest, LastRoundThatClosesBeforeTheRollbackDoesNotEndTheRun) {
+  const std::string run = BeginAt(3, 1, KeepingSpec(1, 1, 3, 20));
+  cluster_.behaviour.apply = false;
+  Train(run);
+  cluster_.RollBackRun(run, 2);
+  EXPECT_THAT(cluster_.last_status, IsOk());
+  cluster_.behaviour.apply = true;
+  for (const int i : {0, 1}) cluster_.Reconnect(agg(i));
+  EXPECT_EQ(Status(run).state(), v1::RUN_STATE_RUNNING);
+  EXPECT_EQ(Status(run).step(), 10U);
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(Status(run).state(), v1::RUN_STATE_DONE);
+  EXPECT_EQ(Status(run).step(), 20U);
+}
+
 TEST_F(MachineRollbackTest, AggregatorThatIsAwayIsAwaited) {
   const std::string run = BeginAt(4, 1, KeepingSpec(1, 1, 3));
   const std::string digest = DigestIn(Status(run), 2);

@@ -504,6 +504,19 @@ TEST_F(MachineRoundTest, KilledGroupDelaysOthersByReturnGrace) {
   EXPECT_EQ(cluster_.Commit(run, 2)->participants_size(), 2);
 }
 
+TEST_F(MachineRoundTest, GroupOfWhichOneRankHasReturnedIsStillAway) {
+  const std::string run = SubmitTo(2, 4, MakeSpec(2, 2, 5, 1000));
+  for (const uint32_t rank : {0, 1}) {
+    FakeWorker& away = cluster_.Rank(run, 1, rank);
+    away.alive = false;
+    cluster_.Cut(away);
+  }
+  cluster_.Connect(cluster_.Rank(run, 1, 0));
+  Train(run, 0);
+  cluster_.Run(absl::Milliseconds(2100));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+}
+
 TEST_F(MachineRoundTest, MembersMayReturnAfterRestartOfCoordinator) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 1000));
   FakeWorker& away = cluster_.Lead(run, 1);

@@ -66,6 +66,7 @@ TEST_F(MachineRunTest, TwoGroupsFinish) {
   // 4 rounds of 2 groups; in each, a group stages 1000 bytes and pulls 100.
   EXPECT_EQ(status.payload_bytes_across_groups(), 4u * 2 * 1100);
   EXPECT_EQ(status.bytes_across_groups(), 4u * 2 * 1120);
+  EXPECT_DOUBLE_EQ(status.traffic_factor(), 8.0 * 1000 * 20 * 2 / (4 * 2 * 1120));
   EXPECT_EQ(status.exposed_exchange_seconds(), 4 * 0.25);
   EXPECT_EQ(status.transfer_seconds(), 4 * 1);
   EXPECT_EQ(status.bytes_across_groups_synchronous(), 2u * 1000 * 4 * 20);

@@ -420,6 +420,8 @@ TEST_F(MachineShardsTest, ApplyErrorFailsRun) {
   cluster_.Send(agg(0), applied);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
   EXPECT_THAT(ReasonOf(run), HasSubstr("group 0 does not cover the shard"));
+  EXPECT_EQ(cluster_.Counter("runs_failed"), 1u);
+  EXPECT_EQ(cluster_.Counter("runs_stopped"), 0u);
 }
 
 TEST_F(MachineShardsTest, MismatchedAnswersAreIgnored) {

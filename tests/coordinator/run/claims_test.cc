@@ -123,6 +123,8 @@ TEST_F(ClaimsTest, EvaluationsHaveTheLabelsOfTheirSamples) {
   evaluated.set_end(101);
   EXPECT_EQ(WhyImpossible(run_, evaluated),
             "it claims results for samples 20 to 101, and the run has 100");
+  EXPECT_THAT(WhyImpossible(run_, Parse<v1::Evaluated>("begin: 20 end: 20")), IsEmpty())
+      << "a part without samples";
   evaluated = Parse<v1::Evaluated>("begin: 60 end: 20");
   EXPECT_THAT(WhyImpossible(run_, evaluated), HasSubstr("for samples 60 to 20"));
   evaluated = Parse<v1::Evaluated>("begin: 20 end: 60 labels: 4611686018427387904");

@@ -282,6 +282,16 @@ TEST_F(FormationTest, LargestLegalGroupIsFormed) {
   EXPECT_THAT(Form(idle, shrinks)->members, ElementsAre("w3"));
 }
 
+TEST_F(FormationTest, GroupWithAMemberThatIsAwayIsNotConnected) {
+  for (int i = 0; i < 2; ++i) AddWorker();
+  run_.slots[0].Form(1, {"w1", "w2"}, v1::Plan(), kStart);
+  EXPECT_TRUE(AllConnected(run_.slots[0], members()));
+  members().Detach(2);
+  EXPECT_FALSE(AllConnected(run_.slots[0], members())) << "without a stream";
+  members().Remove("w2");
+  EXPECT_FALSE(AllConnected(run_.slots[0], members())) << "no longer registered";
+}
+
 TEST_F(FormationTest, TooLittleMemoryIsNamed) {
   for (int i = 0; i < 2; ++i) AddWorker();
   SetLegal([](int) { return absl::ResourceExhaustedError("layer 'fc1' needs more memory"); });

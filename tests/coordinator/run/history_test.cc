@@ -85,6 +85,22 @@ TEST(HistoryTest, ReplyFitsIntoAMessage) {
   EXPECT_EQ(reply.newest(), 50U);
 }
 
+TEST(HistoryTest, ReplyIsFullWithFourMegabytes) {
+  constexpr size_t kFull = 4 << 20;
+  const auto read = [](size_t digest) {
+    History history("run-1", 100);
+    Outbox out;
+    v1::CommitPoint large = PointOf(1);
+    large.set_digest(std::string(digest, 'x'));
+    history.Add(large, kBegin, out);
+    history.Add(PointOf(2), kBegin, out);
+    return history.Read({});
+  };
+  const size_t others = read(kFull).entries(0).ByteSizeLong() - kFull;
+  EXPECT_EQ(read(kFull - others - 1).entries_size(), 2) << "a byte is left";
+  EXPECT_EQ(read(kFull - others).entries_size(), 1);
+}
+
 TEST(HistoryTest, OldEntriesAreThinnedOut) {
   constexpr uint64_t kKeep = 32;
   constexpr uint32_t kVersions = 20'000;

@@ -68,6 +68,9 @@ TEST_F(RunVersionsTest, KeptVersionsHaveACommit) {
               IsError(absl::StatusCode::kFailedPrecondition,
                       "version 2 of run run-1 is not kept; those that are kept: 10, 9, 4"));
   record().clear_kept();
+  for (const uint32_t version : {4U, 10U, 9U}) record().add_kept(version);
+  EXPECT_THAT(versions_.Kept(), ElementsAre(10, 9, 4)) << "the newest first";
+  record().clear_kept();
   EXPECT_THAT(versions_.CheckKept(9),
               IsError(absl::StatusCode::kFailedPrecondition, "not kept; no version is"));
 }
@@ -183,6 +186,15 @@ TEST_F(RunVersionsTest, GroupLoadsUntilItHasTheVersion) {
   versions_.SetLoading(1, 9);
   versions_.OnLoaded(1, 10);
   EXPECT_FALSE(versions_.IsLoading(1));
+}
+
+// The record is stored with a new order only.
+TEST_F(RunVersionsTest, RepeatedOrderToLoadIsNotNew) {
+  EXPECT_TRUE(versions_.SetLoading(1, 9));
+  EXPECT_FALSE(versions_.SetLoading(1, 9));
+  EXPECT_TRUE(versions_.SetLoading(1, 10));
+  EXPECT_THAT(versions_.loading(), ElementsAre(Pair(1, 10)));
+  EXPECT_TRUE(versions_.SetLoading(0, 10));
 }
 
 // Version 4 is neither one of the newest two after the next round nor one of the policy.

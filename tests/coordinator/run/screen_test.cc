@@ -107,12 +107,33 @@ TEST_F(ScreenTest, WhatIsNotFiniteIsLeftOutAlsoOfOneGroup) {
   }
 }
 
+TEST_F(ScreenTest, WhatIsNotFiniteIsNamedOnce) {
+  SetRound(1, {{3, 1}, {2, 1}, {3, 2}, {1, 1}, {2, 2}});
+  commit_.mutable_digests(0)->mutable_changes()->set_squared(2, kInfinity);
+  for (const char* rule : {"", "clip {}", "exclude {}", "trimmed_mean {}"}) {
+    EXPECT_THAT(Screened(rule), ElementsAre("2 NOT_FINITE")) << rule;
+  }
+}
+
 TEST_F(ScreenTest, LengthIsComparedWithTheMedian) {
   SetRound(1, {{1, 0}, {999, 0}, {1, 0}});
   EXPECT_THAT(Screened(), IsEmpty());
   SetRound(1, {{1, 0}, {1001, 0}, {1, 0}});
   EXPECT_THAT(Screened(), ElementsAre("1 TOO_LONG"));
   EXPECT_THAT(Screened("max_ratio: 2000"), IsEmpty());
+}
+
+TEST_F(ScreenTest, OfTwoGroupsTheOtherOneIsTheReference) {
+  for (uint32_t round = 1; round <= 3; ++round) {
+    SetRound(round, {{1, 0}, {1, 0}});
+    Publish();
+  }
+  SetRound(4, {{5999, 0}, {6, 0}});
+  EXPECT_THAT(Screened(), IsEmpty()) << "both have grown";
+  SetRound(4, {{6001, 0}, {6, 0}});
+  EXPECT_THAT(Screened(), ElementsAre("0 TOO_LONG"));
+  SetRound(4, {{6, 0}, {6001, 0}});
+  EXPECT_THAT(Screened(), ElementsAre("1 TOO_LONG"));
 }
 
 TEST_F(ScreenTest, ShortChangeOfOneGroupLeavesNobodyOut) {
@@ -176,6 +197,11 @@ TEST_F(ScreenTest, UnknownSumsDecideNothing) {
     commit_.mutable_digests(0)->mutable_changes()->set_squared(i, std::nan(""));
   }
   EXPECT_THAT(Screened("exclude {}"), IsEmpty());
+  SetRound(1, {{1, 0}, {1, 0}, {1, 1}});
+  commit_.mutable_digests(0)->mutable_changes()->set_squared(0, std::nan(""));
+  for (const char* rule : {"", "clip {}", "exclude {}"}) {
+    EXPECT_THAT(Screened(rule), IsEmpty()) << rule;
+  }
 }
 
 TEST_F(ScreenTest, LongChangesAreClippedOnce) {

@@ -13,6 +13,7 @@
 namespace cadre {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr char kOldRecord[] = R"(
@@ -142,6 +143,20 @@ TEST_F(StaleRecordTest, KnownCommitOfTheSameVersionIsKept) {
   ASSERT_TRUE(rebuilt.has_value());
   EXPECT_EQ(rebuilt->newest.round(), 3U) << "that of version 2 says nothing of version 3";
   EXPECT_EQ(rebuilt->record.digest(), 2U);
+}
+
+// Its files are deleted with the run.
+TEST_F(StaleRecordTest, AggregatorOfAnEarlierChoiceIsAFormerOne) {
+  run_.stored.record().set_version(0);
+  stale_.Add(5);
+  v1::RunReport earlier = ReportOf(0, 0);
+  earlier.mutable_open()->set_shards(3);
+  stale_.OnReport(run_, "agg-2", earlier);
+  Report(0, 5);
+  const auto rebuilt = Report(1, 5);
+  ASSERT_TRUE(rebuilt.has_value()) << stale_.problem();
+  EXPECT_THAT(rebuilt->record.shards(), ElementsAre("agg-0", "agg-1"));
+  EXPECT_THAT(rebuilt->record.former_shards(), ElementsAre("agg-8", "agg-2"));
 }
 
 TEST_F(StaleRecordTest, EndOfTheRunIsReturnedWithoutTheOtherShards) {
