@@ -214,6 +214,73 @@ TEST_F(MachineStatusTest, WhereTheNewestVersionIs) {
   EXPECT_EQ(located->shards(0).address(), "agg-0:1");
 }
 
+// Two groups of one worker with 1000 parameters, of which the first one reports its progress in the
+// second round. A group stages 1000 bytes, pulls 100, and has 10 bytes of overhead each time.
+class RunningStatusTest : public MachineStatusTest {
+ protected:
+  std::string BeginSecondRound() {
+    const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 5, 100));
+    cluster_.Run(absl::Seconds(4));
+    for (const uint32_t group : {0, 1}) Train(run, group);
+    cluster_.Run(absl::Seconds(6));
+    v1::Progress progress = Parse<v1::Progress>(R"(
+        step: 8 loss: 0.5 samples_per_second: 64 rate: 0.25 solo_steps: 3 step_seconds: 0.5
+        exposed_seconds: 0.125)");
+    *progress.mutable_place() = cluster_.Lead(run, 0).place();
+    cluster_.Send(cluster_.Lead(run, 0), progress);
+    return run;
+  }
+};
+
+TEST_F(RunningStatusTest, RunInTheSecondRound) {
+  const std::string run = BeginSecondRound();
+  const std::string digest = DigestHex(cluster_.Commit(run, 1)->digest());
+  v1::RunStatus expected = Parse<v1::RunStatus>(R"(
+      name: "test" version: 1 step: 5 total_steps: 100 epoch: 0.5 total_epochs: 10 loss: 1
+      samples_per_second: 32 seconds: 10 rounds_committed: 1
+      payload_bytes_across_groups: 2200 bytes_across_groups: 2240 bytes_up: 2020 bytes_down: 220
+      bytes_across_groups_synchronous: 40000 traffic_factor: 35.714285714285715
+      exposed_exchange_seconds: 0.25 transfer_seconds: 1 parameters: 1000 samples: 320 groups: 2
+      kept_versions { version: 1 step: 5 } kept_versions { digest: "00000000000007d1" })");
+  expected.set_run(run);
+  expected.set_lineage(cluster_.StoredRun(run).lineage());
+  expected.set_digest(digest);
+  expected.mutable_kept_versions(0)->set_digest(digest);
+  v1::RunStatus trains = expected;
+  trains.set_state(v1::RUN_STATE_RUNNING);
+  trains.set_rate(0.25);
+  trains.set_groups_alive(2);
+  trains.set_eta_seconds(10.0 / 8 * (100 - 8));
+  EXPECT_EQ(cluster_.RunStatus(run).DebugString(), trains.DebugString());
+  cluster_.StopRun(run);
+  v1::RunStatus stopped = expected;
+  stopped.set_state(v1::RUN_STATE_STOPPED);
+  stopped.set_reason("enough");
+  stopped.set_stored_bytes(2 * 4 * 1000);
+  EXPECT_EQ(cluster_.RunStatus(run).DebugString(), stopped.DebugString());
+}
+
+TEST_F(RunningStatusTest, GroupsInTheSecondRound) {
+  const std::string run = BeginSecondRound();
+  v1::GroupStatus expected = Parse<v1::GroupStatus>(R"(
+      version: 1 mesh { key: "data" value: 1 } plan { mesh { name: "data" size: 1 } }
+      collectives: AUTO overlap: ON members { memory {} })");
+  expected.set_run(run);
+  v1::GroupStatus first = expected;
+  first.MergeFrom(Parse<v1::GroupStatus>(R"(
+      generation: 1 state: GROUP_STATE_SOLO step: 8 loss: 0.5 samples_per_second: 64 solo_steps: 3
+      step_seconds: 0.5 exposed_seconds: 0.125)"));
+  first.mutable_members(0)->set_member_id("w3");
+  first.mutable_members(0)->set_name("w0");
+  EXPECT_EQ(cluster_.Group(run, 0).DebugString(), first.DebugString());
+  v1::GroupStatus second = expected;
+  second.MergeFrom(Parse<v1::GroupStatus>(R"(
+      group: 1 generation: 2 state: GROUP_STATE_TRAINING step: 5 loss: 1)"));
+  second.mutable_members(0)->set_member_id("w4");
+  second.mutable_members(0)->set_name("w1");
+  EXPECT_EQ(cluster_.Group(run, 1).DebugString(), second.DebugString());
+}
+
 TEST_F(MachineStatusTest, UpdateOfARunThatEnds) {
   const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 100));
   v1::WatchUpdate update = cluster_.machine().Update(run, cluster_.now());
