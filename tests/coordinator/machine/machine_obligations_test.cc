@@ -99,6 +99,57 @@ TEST_F(MachineObligationsTest, GroupThatDoesNotLoadIsNamed) {
   EXPECT_EQ(CountLate(run), 1U);
 }
 
+// A group makes progress at least as often as after ten of its steps.
+TEST_F(MachineObligationsTest, GroupWithLongStepsHasMoreTime) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  cluster_.behaviour.adopt = false;
+  Train(run);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Progress progress;
+  *progress.mutable_place() = lead.place();
+  progress.set_step(5);
+  progress.set_step_seconds(6);
+  cluster_.Send(lead, progress);
+  lead.activity = v1::ACTIVITY_EXCHANGING;
+  cluster_.Run(absl::Seconds(5));
+  lead.hung = true;
+  cluster_.Run(absl::Seconds(55));
+  EXPECT_EQ(CountLate(run), 0U);
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_EQ(CountLate(run), 1U);
+}
+
+TEST_F(MachineObligationsTest, GroupThatDoesNotEvaluateIsNamed) {
+  cluster_.behaviour.evaluate = false;
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 5));
+  Train(run);
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+  cluster_.Lead(run, 0).activity = v1::ACTIVITY_EVALUATING;
+  cluster_.Lead(run, 0).hung = true;
+  cluster_.Run(absl::Seconds(40));
+  EXPECT_THAT(ReasonOf(run), HasSubstr("no progress and not evaluated its part of version 1 for "));
+  EXPECT_EQ(CountLate(run), 1U);
+}
+
+// Two shards of 20 GB each.
+class LargeShardObligationsTest : public MachineTest {
+ protected:
+  LargeShardObligationsTest()
+      : MachineTest([](Machine::Options& options) {
+          options.parameter_count = [](const v1::RunSpec&) { return uint64_t{10'000'000'000}; };
+        }) {}
+};
+
+TEST_F(LargeShardObligationsTest, OrderMayTakeAsLongAsASlowDisk) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  cluster_.behaviour.apply = false;
+  Train(run);
+  cluster_.Run(absl::Seconds(425));
+  EXPECT_EQ(ReasonOf(run), "") << "at 50 MB/s, it takes 400 s";
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_THAT(ReasonOf(run), HasSubstr("has not applied round 1 to shard 0 for "));
+}
+
 // Orders and requests that restore a lost shard.
 class LostShardObligationsTest : public RestoreShardTest {
  protected:
@@ -147,6 +198,35 @@ TEST_F(LostShardObligationsTest, VersionThatIsNotRestoredIsNamed) {
   cluster_.Wipe(agg(0));
   EXPECT_TRUE(IsNamed("aggregator agg-0 has not restored version 2 of shard 0 for 3"));
   EXPECT_EQ(DelayedOrder(), "apply");
+}
+
+class CopyObligationsTest : public LostShardObligationsTest {
+ protected:
+  // Two shards with copies on each other's aggregator, at version 1.
+  std::string BeginWithCopies() {
+    v1::RunSpec spec = MakeSpec(2, 2, 5, 100);
+    spec.mutable_averaging()->set_copies(2);
+    const std::string run = SubmitTo(2, 4, spec);
+    TrainBoth(run);
+    EXPECT_EQ(VersionOf(run), 1U) << ReasonOf(run);
+    return run;
+  }
+};
+
+TEST_F(CopyObligationsTest, CopyThatIsNotMadeIsNamed) {
+  const std::string run = BeginWithCopies();
+  cluster_.behaviour.slow_copies = {"agg-0"};
+  TrainBoth(run);
+  EXPECT_TRUE(IsNamed("aggregator agg-0 has not copied version 2 of shard 1 for 3"));
+  EXPECT_EQ(DelayedOrder(), "copy_shard");
+}
+
+TEST_F(CopyObligationsTest, LostShardThatDoesNotFetchItsCopyIsNamed) {
+  BeginWithCopies();
+  cluster_.behaviour.slow_copies = {"agg-0"};
+  cluster_.Wipe(agg(0));
+  EXPECT_TRUE(IsNamed("aggregator agg-0 has not restored version 1 of shard 0 for 3"));
+  EXPECT_EQ(DelayedOrder(), "copy_shard");
 }
 
 }  // namespace

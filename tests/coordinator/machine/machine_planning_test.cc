@@ -355,6 +355,17 @@ TEST_F(MachinePlanningTest, GroupFormsWhenThePlanIsFound) {
   EXPECT_EQ(cluster_.Group(third, 0).state(), v1::GROUP_STATE_WAITING);
 }
 
+TEST_F(MachinePlanningTest, SearchThatTakesTooLongIsNamed) {
+  Measure(Begin(2), 0.05);
+  cluster_.AddWorkers(2);
+  cluster_.hold_searches = true;
+  const std::string second = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+  cluster_.Run(absl::Minutes(5) - absl::Seconds(2));
+  EXPECT_EQ(ReasonOf(second), "searching a plan for the measured workers");
+  cluster_.Run(absl::Seconds(4));
+  EXPECT_THAT(ReasonOf(second), HasSubstr("no plan was found for the measured workers for 5m"));
+}
+
 // The worker that is left is fewer than requested, so only the search shows that group 0 will form.
 TEST_F(MachinePlanningTest, LastCheckpointWaitsForThePlan) {
   v1::RunSpec spec = MakeSpec(2, 2, 5, 20);

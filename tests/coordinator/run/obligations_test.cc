@@ -48,6 +48,8 @@ TEST(Obligations, MayTakeLongerThanOthers) {
   EXPECT_EQ(obligations.NextLate(kOwedSince), kOwedSince + large.allowed);
   EXPECT_THAT(obligations.Late(kOwedSince + large.allowed - kInstant), IsEmpty());
   EXPECT_THAT(obligations.Update({large}, kOwedSince + large.allowed), SizeIs(1));
+  EXPECT_EQ(obligations.Late(kOwedSince + absl::Seconds(1201.9))[0].Text(),
+            "aggregator agg-1 has not applied a round for 20m1s");
 }
 
 TEST(Obligations, BeginAgainWithTheNextRound) {
