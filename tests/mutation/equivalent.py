@@ -85,6 +85,12 @@ EQUIVALENT = (
                "any of the ranks that were heard first may be forgotten"),
     Equivalent("coordinator/cluster/run_queue.cc", "absl::c_sort(ends", "a->end < b->end", "a->end <= b->end",
                "any of the runs that end at the same time may be named"),
+    Equivalent("coordinator/run/history.cc", "for (int level = 0; age < newest()", "age < newest()", "age <= newest()",
+               "no entry has the number 0"),
+    Equivalent("coordinator/run/group_planner.cc", "rules_.size() >= kMaxRules", "rules_.size() >= kMaxRules",
+               "rules_.size() > kMaxRules", "a cache with one more entry"),
+    Equivalent("coordinator/machine/runs.cc", "deadline_of_.erase(before)", "deadline_of_.erase(before);", ";",
+               "the next call erases a deadline that is not there any more"),
     *(Equivalent("member/shard_exchange.cc", "const uint64_t seed", before, after,
                  "a seed of the waits before retries may be any number")
       for before, after in (("32", "0"), ("32", "33"), ("32", "64"), ("64", "0"), ("64", "65"), ("64", "128"))),
