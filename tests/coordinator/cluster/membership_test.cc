@@ -113,6 +113,20 @@ TEST(MembershipTest, ChangesOfIdleWorkersAreCounted) {
   EXPECT_EQ(members.idle_changes(), 4U);
 }
 
+// An excluded worker may be usable later; one that is withdrawn is not.
+TEST(MembershipTest, WorkerThatIsWithdrawnLaterDoesNotCount) {
+  Membership members(kLease);
+  Member& worker = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);
+  members.Attach(worker, 1, kStart);
+  const auto usable = [&] {
+    return members.counts().Usable(worker.record.device_kind(), v1::RunSpec::FP32);
+  };
+  members.Exclude(worker, /*excluded=*/true, /*withdrawn=*/false);
+  EXPECT_EQ(usable(), 1U);
+  members.Exclude(worker, /*excluded=*/true, /*withdrawn=*/true);
+  EXPECT_EQ(usable(), 0U);
+}
+
 TEST(MembershipTest, PredecessorsOfRestartedWorker) {
   Membership members(kLease);
   Member& old = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);

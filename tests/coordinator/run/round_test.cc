@@ -37,6 +37,21 @@ TEST(RoundTest, ClosesWithAllGroups) {
   EXPECT_TRUE(round.MayClose(2, {}, kRoundStart));
 }
 
+// A round that is made again without some of its participants.
+TEST(RoundTest, SumsAreThoseOfTheClaimsAlone) {
+  v1::CommitRecord commit;
+  *commit.add_claims() = From(0, 1, 10, 5, 1);
+  commit.mutable_claims(0)->mutable_metrics()->set_tokens(100);
+  SumUp(commit);
+  EXPECT_EQ(commit.metrics().tokens(), 100U);
+  *commit.mutable_claims(0) = From(1, 1, 20, 4, std::nullopt);
+  SumUp(commit);
+  EXPECT_EQ(commit.step(), 4U);
+  EXPECT_EQ(commit.samples(), 20U);
+  EXPECT_FALSE(commit.has_loss());
+  EXPECT_FALSE(commit.has_metrics());
+}
+
 TEST(RoundTest, QuorumWaitsForGrace) {
   Round round({.quorum = 2, .min_grace = kGrace});
   round.Open(1);

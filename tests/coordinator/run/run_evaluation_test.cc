@@ -282,6 +282,13 @@ TEST_F(LastCheckpointTest, FailuresAreReported) {
   EXPECT_THAT(evaluation_.EndCheckpoints(), HasSubstr("the disk is full"));
 }
 
+TEST_F(RunEvaluationTest, GroupThatIsLeftOutWritesNoCheckpoint) {
+  Start(0);
+  EXPECT_TRUE(evaluation_.HasWriter());
+  record().add_left_out(0);
+  EXPECT_FALSE(evaluation_.HasWriter());
+}
+
 TEST_F(RunEvaluationTest, PartOfAGroupThatEndsIsFree) {
   EXPECT_TRUE(IsStored());
   evaluation_.Begin({0, 1});

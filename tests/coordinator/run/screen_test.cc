@@ -226,6 +226,10 @@ TEST_F(ScreenTest, DirectionsAreComparedWithTheOthers) {
   SetRound(1, {{2, 1}, {2, -1}, {2, 0}, {-1, -1}, {2, 1}});
   EXPECT_THAT(Screened("exclude {}"), ElementsAre("3 DIRECTION"));
   EXPECT_THAT(Screened("exclude { agreement: -1 }"), IsEmpty());
+  SetRound(1, {{1, 0}, {1, 0}, {1, 0}, {-1, 1}, {1, 0}});
+  const std::vector<v1::ScreenedChange> found = ScreenRound(Filled("exclude {}"), commit_, past_);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_NEAR(found[0].value(), -std::sqrt(0.5), 1e-6) << "the cosine with the mean of the others";
   // The groups do not agree with each other, so none is an exception.
   SetRound(1, {{1, 0}, {-1, 0}, {0, 1}, {0, -1}});
   EXPECT_THAT(Screened("exclude {}"), IsEmpty());
