@@ -252,6 +252,11 @@ absl::StatusOr<int> CordonMembers(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const v1::CordonReply reply,
                          client->Cordon(in.line.argument(), mode, within));
   Print(ToJson(reply), absl::StrJoin(reply.members(), "\n") + "\n", in.global, in.console);
+  if (!reply.sole_models().empty()) {
+    in.console.err << "cadre: the models of these runs, which have ended, can be read only while "
+                   << in.line.argument() << " runs: " << absl::StrJoin(reply.sole_models(), ", ")
+                   << "; to keep them without it: cadre export RUN" << std::endl;
+  }
   return kExitOk;
 }
 
@@ -329,7 +334,8 @@ std::vector<Verb> OrderVerbs() {
        .arguments = {{.name = "NAME|HOST|ID"}},
        .flags = {{"within", kDuration, "T",
                   "time after which the workers end in any case; default: their own limits"}},
-       .brief = "let a worker, or all workers of a host, contribute and end",
+       .brief = "let a worker, or all workers of a host, contribute and end; or move the shards of "
+                "an aggregator to others",
        .run = CordonMembers},
       {.name = "scale",
        .arguments = {{.name = "RUN"}},

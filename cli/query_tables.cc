@@ -275,6 +275,17 @@ std::string HostsTable(const RepeatedPtrField<v1::HostStatus>& hosts) {
   return table.Text();
 }
 
+// How the drain of the aggregator proceeds.
+std::string DrainText(const v1::AggregatorStatus& aggregator) {
+  if (aggregator.moves().empty()) return "drained: it may be stopped";
+  return absl::StrCat(
+      "draining: ", absl::StrJoin(aggregator.moves(), "; ", [](std::string* out, const auto& move) {
+        absl::StrAppend(out, move.run(), "/", move.shard(),
+                        move.to().empty() ? "" : absl::StrCat(" to ", move.to()), ", ",
+                        move.reason());
+      }));
+}
+
 // Shards are written as RUN/SHARD@VERSION.
 std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggregators, bool wide) {
   std::vector<std::string> columns = {"AGGREGATOR", "SHARDS", "HOST", "HEARTBEAT", "STANDING"};
@@ -287,7 +298,9 @@ std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggre
           absl::StrAppend(out, shard.run(), "/", shard.shard(), "@", shard.version());
         });
     std::vector<std::string> row = {member.name(), shards, member.host(), HeartbeatText(member),
-                                    member.cordoned() ? "cordoned" : ""};
+                                    aggregator.draining() ? DrainText(aggregator)
+                                    : member.cordoned()   ? "cordoned"
+                                                          : ""};
     if (wide) {
       row.insert(row.end() - 2,
                  {member.member_id(), member.address(), FormatBytes(aggregator.free_bytes()),

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/cadre/v1/membership.pb.h"
+#include "server/client/shard_client.h"
 
 namespace cadre {
 
@@ -64,8 +65,8 @@ class GroupControl {
 
   // False while the coordinator is unreachable.
   virtual bool connected() const = 0;
-  // Last known address of a shard, host:port.
-  virtual std::string ShardAddress(uint32_t shard) const = 0;
+  // Where a shard was last known to be.
+  virtual ShardLocation LocationOf(uint32_t shard) const = 0;
   // Whether the coordinator has reported, as its last word, that the shard's aggregator is away.
   virtual bool ShardIsAway(uint32_t /*shard*/) const { return false; }
   // From now on `handler` receives requests to stage values again, on a thread that it must not

@@ -38,7 +38,7 @@ void GroupSession::SetShard(const v1::ShardAddress& shard) {
     return;
   }
   away_.erase(shard.shard());
-  shards_[shard.shard()] = shard.address();
+  shards_[shard.shard()] = {shard.address(), shard.name()};
 }
 
 bool GroupSession::nudged(uint32_t round) const {
@@ -118,10 +118,10 @@ void GroupSession::Send(const TrainingReport& report) {
   owner_.Report(report);
 }
 
-std::string GroupSession::ShardAddress(uint32_t shard) const {
+ShardLocation GroupSession::LocationOf(uint32_t shard) const {
   absl::MutexLock lock(&mutex_);
   const auto it = shards_.find(shard);
-  return it == shards_.end() ? "" : it->second;
+  return it == shards_.end() ? ShardLocation() : it->second;
 }
 
 bool GroupSession::ShardIsAway(uint32_t shard) const {

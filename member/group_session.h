@@ -65,7 +65,7 @@ class GroupSession final : public GroupControl {
   absl::Status LeaveIfDraining() override;
   std::optional<v1::TraceSteps> TakeTraceRequest() override;
   bool connected() const override { return owner_.connected(); }
-  std::string ShardAddress(uint32_t shard) const override ABSL_LOCKS_EXCLUDED(mutex_);
+  ShardLocation LocationOf(uint32_t shard) const override ABSL_LOCKS_EXCLUDED(mutex_);
   bool ShardIsAway(uint32_t shard) const override ABSL_LOCKS_EXCLUDED(mutex_);
   void HandleRestage(std::function<void(const v1::Restage&)> handler) override;
 
@@ -93,8 +93,8 @@ class GroupSession final : public GroupControl {
   std::optional<v1::TraceSteps> trace_ ABSL_GUARDED_BY(mutex_);
   // Number of the request that is being traced; 0: none.
   uint64_t tracing_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Last known addresses of the shards, and the shards whose aggregators are away.
-  std::map<uint32_t, std::string> shards_ ABSL_GUARDED_BY(mutex_);
+  // Where the shards were last known to be, and the shards whose aggregators are away.
+  std::map<uint32_t, ShardLocation> shards_ ABSL_GUARDED_BY(mutex_);
   std::set<uint32_t> away_ ABSL_GUARDED_BY(mutex_);
   // Null: requests are dropped, since the training has not begun or has ended.
   std::function<void(const v1::Restage&)> restage_ ABSL_GUARDED_BY(mutex_);

@@ -36,8 +36,8 @@ class BackgroundTask {
 };
 
 struct ShardClientOptions {
-  // As RoundsClient::AddressSource.
-  std::function<std::string()> address;
+  // As RoundsClient::LocationSource.
+  std::function<ShardLocation()> location;
   // As RoundsClient::AwaySource.
   std::function<bool()> away;
   TransferOptions transfer;
@@ -45,8 +45,6 @@ struct ShardClientOptions {
   std::function<void()> on_progress;
   // Signs the requests.
   SecretKey key = {};
-  // The name in the certificate of the shard's server; empty for any.
-  std::string aggregator;
 };
 
 // Thread-safe.

@@ -84,19 +84,17 @@ ShardExchange::ShardExchange(Runtime& runtime, const v1::Assignment& assignment,
   const SecretKey key = ParseSecretKey(assignment.key()).value_or(SecretKey{});
   for (uint32_t id = 0; id < shards; ++id) {
     Shard shard{.id = id,
-                .aggregator = assignment.shards(id).name(),
                 .positions = units_ != nullptr ? units_->PartOf(id, shards)
                                                : ShardSpan(index.size(), id, shards)};
     shard.parts = PartsIn(shard.positions, owned);
     // Different seeds, so that ranks that failed together do not retry at the same times.
     const uint64_t seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id;
     shard.client = runtime.MakeShardClient({
-        .address = [&control, id] { return control.ShardAddress(id); },
+        .location = [&control, id] { return control.LocationOf(id); },
         .away = [&control, id] { return control.ShardIsAway(id); },
         .transfer = {.seed = seed, .silence = options.silence},
         .on_progress = [&progress] { progress.Advance(); },
         .key = key,
-        .aggregator = shard.aggregator,
     });
     shards_.push_back(std::move(shard));
   }
@@ -169,7 +167,7 @@ absl::Status ShardExchange::ForEachShard(
   const absl::Status& error = results[first];
   return absl::Status(
       error.code(), absl::StrCat(error.message(), " (shard ", shards_[first].id, " on aggregator ",
-                                 shards_[first].aggregator, ")"));
+                                 control_.LocationOf(shards_[first].id).aggregator, ")"));
 }
 
 v1::ContributionHeader ShardExchange::HeaderOf(const std::vector<Owned>& parts, uint32_t round,

@@ -154,8 +154,6 @@ class ShardExchange {
   };
   struct Shard {
     uint32_t id = 0;
-    // The name of its aggregator.
-    std::string aggregator;
     // The flat positions (model/parameter_index.h) that the shard owns.
     Interval positions;
     // The owned values at these positions. All ranks of the group together cover the shard; a

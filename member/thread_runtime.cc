@@ -52,9 +52,9 @@ std::unique_ptr<BackgroundTask> ThreadRuntime::Start(std::function<void()> work)
 }
 
 std::unique_ptr<ShardClient> ThreadRuntime::MakeShardClient(ShardClientOptions options) {
-  return std::make_unique<RoundsClient>(std::move(options.address), options.transfer,
+  return std::make_unique<RoundsClient>(std::move(options.location), options.transfer,
                                         std::move(options.on_progress), options.key, credentials_,
-                                        std::move(options.aggregator), std::move(options.away));
+                                        std::move(options.away));
 }
 
 }  // namespace cadre

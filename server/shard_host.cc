@@ -192,7 +192,8 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   answer.set_run(open.run());
   answer.set_shard(open.shard());
   answer.set_shards(open.shards());
-  if (!known && open.version() == 0 && !open.has_hollow()) {
+  // A hollow one is to receive its version from another aggregator.
+  if (!known && (open.version() == 0 || open.has_hollow())) {
     if (const std::string full = Reserve(open); !full.empty()) {
       answer.set_error(full);
       return answer;

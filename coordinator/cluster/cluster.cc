@@ -405,31 +405,37 @@ Replied Cluster::CordonAggregator(const CordonMembers& cordon, const Member* mem
         absl::StrCat("no such worker, host or aggregator: '", cordon.member, "'"));
     return reply;
   }
-  if (cordon.drain) {
-    reply.status = absl::FailedPreconditionError(absl::StrCat(
-        "'", cordon.member, "' is an aggregator: the shards that it stores stay there until their ",
-        "runs end; 'cadre cordon ", cordon.member, "' keeps new runs away from it"));
+  if (cordon.drain && cordon.drain_seconds > 0) {
+    reply.status = absl::InvalidArgumentError(
+        absl::StrCat("'", cordon.member, "' is an aggregator: it moves its shards as its runs ",
+                     "complete their rounds, and has no time in which to end"));
     return reply;
   }
   const std::string key = CordonedAggregatorKey(name);
+  // A cordon does not end a drain.
+  const bool draining = !cordon.undo && (cordon.drain || queue_.IsDraining(name));
   queue_.SetCordoned(name, !cordon.undo);
+  queue_.SetDraining(name, draining);
   if (cordon.undo) {
     out().EraseOne(key);
   } else {
     v1::CordonedAggregatorRecord record;
     record.set_name(name);
+    record.set_draining(draining);
     out().Put(key, record);
   }
   Report(v1::EVENT_KIND_OPERATOR,
          absl::StrCat("aggregator ", name,
-                      cordon.undo ? " receives new runs again" : " receives no new runs"));
+                      cordon.undo    ? " receives new runs again"
+                      : cordon.drain ? " is drained: its shards move to others"
+                                     : " receives no new runs"));
   if (member != nullptr) reply.members.push_back(member->id());
   return reply;
 }
 
 // The name of a host may also be the name of its worker; the host then includes the worker. Ids are
 // looked up last, since a member may have the id of another one as its name.
-void Cluster::OnCordonMembers(const CordonMembers& cordon) {
+Replied Cluster::OnCordonMembers(const CordonMembers& cordon) {
   std::set<Standings::Key> keys;
   std::vector<std::string> ids;
   const auto match = [&](const Member& member) {
@@ -451,7 +457,7 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
   const Member* other = members_.Aggregator(cordon.member);
   if (other == nullptr && !queue_.IsCordoned(cordon.member)) other = members_.Find(cordon.member);
   if (keys.empty() && other != nullptr && other->worker()) match(*other);
-  if (keys.empty()) return out().Reply(CordonAggregator(cordon, other));
+  if (keys.empty()) return CordonAggregator(cordon, other);
   Report(v1::EVENT_KIND_OPERATOR,
          absl::StrCat(cordon.member, cordon.undo    ? " receives new work again"
                                      : cordon.drain ? " is drained"
@@ -472,7 +478,7 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
     standings_.Drain(WorkerOf(member), member.record.incarnation(), until);
     SendDrain(member);
   }
-  out().Reply({.request = cordon.request, .members = std::move(ids)});
+  return {.request = cordon.request, .members = std::move(ids)};
 }
 
 // Failures and cordons are rare, so all members are visited when a record has changed.

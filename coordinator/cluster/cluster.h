@@ -104,7 +104,8 @@ class Cluster : public Journal {
   static Standings::Worker WorkerOf(const Member& member) {
     return {member.record.host(), member.record.name()};
   }
-  void OnCordonMembers(const CordonMembers& cordon);
+  // Returns the answer.
+  Replied OnCordonMembers(const CordonMembers& cordon);
   // Lets the worker count as idle only while it is available.
   void UpdateIdle(Member& member);
   // Stores changed standings, and does the same for all workers if there are any or the time has

@@ -85,6 +85,15 @@ class RunQueue {
   bool IsCordoned(const std::string& aggregator) const {
     return cordoned_aggregators_.contains(aggregator);
   }
+  // Cordoned aggregators whose shards of live runs move to others.
+  void SetDraining(const std::string& aggregator, bool draining) {
+    draining ? void(draining_aggregators_.insert(aggregator))
+             : void(draining_aggregators_.erase(aggregator));
+  }
+  bool IsDraining(const std::string& aggregator) const {
+    return draining_aggregators_.contains(aggregator);
+  }
+  bool AnyDraining() const { return !draining_aggregators_.empty(); }
   // Shards of live runs on the aggregator, and bytes for runs other than this one that it does not
   // report as reserved yet.
   int CountShards(absl::string_view aggregator) const;
@@ -103,6 +112,7 @@ class RunQueue {
   // Those with waiting slots.
   std::set<Key> waiting_;
   std::set<std::string> cordoned_aggregators_;
+  std::set<std::string> draining_aggregators_;
 };
 
 }  // namespace cadre

@@ -115,10 +115,11 @@ struct CancelTrace {
 };
 
 // Excludes workers from new work, or readmits them and erases their failures. With `drain` they
-// also leave their groups and end. Answered by Replied with the ids of the workers.
+// also leave their groups and end; the shards of live runs move from an aggregator. Answered by
+// Replied with the ids of the members.
 struct CordonMembers {
   RequestId request = 0;
-  // Member id, name of a worker, or host.
+  // Member id, name of a worker or aggregator, or host.
   std::string member;
   bool undo = false;
   bool drain = false;
@@ -188,8 +189,10 @@ struct Replied {
   // Id of the run that a SubmitRun has created or joined; empty on error. `ended`: see SubmitReply.
   std::string run;
   bool ended = false;
-  // Ids of the workers that a CordonMembers matched.
+  // Ids of the members that a CordonMembers matched, and the models of ended runs that cannot be
+  // read without the aggregator that it drains.
   std::vector<std::string> members;
+  std::vector<std::string> sole_models;
   // The runs that an AdoptRuns has found.
   v1::AdoptReply adopted;
   // What a TraceGroup has recorded: one entry per rank, in order; empty on error.

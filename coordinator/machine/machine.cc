@@ -124,6 +124,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       v1::CordonedAggregatorRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       cluster_.queue().SetCordoned(record.name(), true);
+      cluster_.queue().SetDraining(record.name(), record.draining());
     } else if (absl::StartsWith(key, kLostRankPrefix)) {
       v1::LostRankRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
@@ -253,7 +254,7 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
     for (const v1::RunWarning& warning : message.heartbeat().warnings()) {
       OnRunWarning(member, warning);
     }
-    if (!member.worker()) runs_.VisitWaitingForAggregators();
+    if (!member.worker()) runs_.VisitWaitingForAggregators(cluster_.queue().AnyDraining());
     if (!member.place.has_value()) return reserved_ranks_.SendReasonOfRun(member);
     Run& run = *runs_.Find(member.place->run());
     if (run.OnHeartbeat(member, message.heartbeat())) runs_.Visit(run);
@@ -429,7 +430,15 @@ void Machine::Drop(const std::string& member_id, absl::string_view reason, v1::F
 
 // Runs may wait for an aggregator that is readmitted.
 void Machine::OnCordon(const CordonMembers& cordon) {
-  cluster_.OnCordonMembers(cordon);
+  Replied reply = cluster_.OnCordonMembers(cordon);
+  for (const std::string& id : reply.members) {
+    const Member& member = *cluster_.members().Find(id);
+    if (!cordon.drain || member.worker()) continue;
+    for (const auto& [number, run] : runs_.all()) {
+      if (run.HasSoleModelOn(member.record.name())) reply.sole_models.push_back(run.id());
+    }
+  }
+  cluster_.out().Reply(std::move(reply));
   runs_.VisitAll();
 }
 

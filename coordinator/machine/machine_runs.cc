@@ -139,6 +139,7 @@ void Machine::Delete(const Run& run, absl::string_view reason) {
   deleted.set_lineage(run.record().lineage());
   std::set<std::string> names(run.record().shards().begin(), run.record().shards().end());
   names.insert(run.record().former_shards().begin(), run.record().former_shards().end());
+  names.insert(run.record().leaving().begin(), run.record().leaving().end());
   deleted.mutable_aggregators()->Add(names.begin(), names.end());
   cluster_.out().EraseOne(RunKey(run.id()));
   cluster_.out().EraseOne(SpecKey(run.id()));

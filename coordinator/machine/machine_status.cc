@@ -163,7 +163,8 @@ std::set<std::string> MissingAggregators(const std::map<uint32_t, Run>& runs,
   return missing;
 }
 
-v1::AggregatorStatus AggregatorStatusOf(const Member& member, v1::MemberStatus status,
+v1::AggregatorStatus AggregatorStatusOf(const Member& member, bool draining,
+                                        v1::MemberStatus status,
                                         const std::map<uint32_t, Run>& runs) {
   v1::AggregatorStatus aggregator;
   const auto counter = [&](const char* name) -> uint64_t {
@@ -175,6 +176,7 @@ v1::AggregatorStatus AggregatorStatusOf(const Member& member, v1::MemberStatus s
   aggregator.mutable_delayed_orders()->Add(member.delayed_orders.begin(),
                                            member.delayed_orders.end());
   for (const auto& [number, run] : runs) run.FillShards(member, aggregator);
+  aggregator.set_draining(draining);
   *aggregator.mutable_member() = std::move(status);
   return aggregator;
 }
@@ -220,7 +222,8 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
       page.Add(*page.reply().add_workers(), std::move(status));
     } else {
       page.Add(*page.reply().add_aggregators(),
-               AggregatorStatusOf(member, std::move(status), runs));
+               AggregatorStatusOf(member, cluster_.queue().IsDraining(member.record.name()),
+                                  std::move(status), runs));
     }
   }
   return page.End("");

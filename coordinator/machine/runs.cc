@@ -98,9 +98,13 @@ void Runs::VisitAll() {
   for (const auto& [number, run] : runs_) unsettled_.insert(number);
 }
 
-void Runs::VisitWaitingForAggregators() {
+void Runs::VisitWaitingForAggregators(bool draining) {
   for (const uint32_t number : waiting_) {
     if (runs_.at(number).waits_for_aggregators()) unsettled_.insert(number);
+  }
+  if (!draining) return;
+  for (const auto& [number, run] : runs_) {
+    if (run.lacks_target()) unsettled_.insert(number);
   }
 }
 

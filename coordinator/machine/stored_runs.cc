@@ -145,9 +145,13 @@ void StoredRuns::OnReport(const Member& aggregator, const v1::RunReport& report)
 }
 
 void StoredRuns::OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message) {
-  if (!deleted_.Contains(message.run(), message.lineage())) return;
   stored_[aggregator.record.name()].erase({message.run(), message.lineage()});
-  deleted_.Confirm(aggregator, message.run());
+  if (deleted_.Contains(message.run(), message.lineage())) {
+    deleted_.Confirm(aggregator, message.run());
+  } else if (Run* const run = runs_.Find(message.run());
+             run != nullptr && run->record().lineage() == message.lineage()) {
+    run->OnFilesRemoved(aggregator);
+  }
 }
 
 void StoredRuns::Adopt(const AdoptRuns& adopt) {

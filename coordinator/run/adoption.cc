@@ -51,15 +51,21 @@ std::string FindMalformed(const std::string& run, const v1::RunReport& report) {
 }
 
 // Whether the aggregator's shard holds nothing that was trained and contradicts the one with the
-// newest version. It was opened before the choice of aggregators changed, or by a coordinator whose
-// store was older than the run.
-bool IsLeftover(const v1::RunReport& report, const RunReports& reports) {
+// newest version: it was opened before the choice of aggregators changed, or by a coordinator whose
+// store was older than the run. Or whether another aggregator has the same shard at a later
+// version, or the same version: the shard has moved there, or was to move from there.
+bool IsLeftover(const RunReports::value_type& entry, const RunReports& reports) {
+  const auto& [name, report] = entry;
   const v1::OpenRun& open = report.open();
-  if (report.state().version() > 0) return false;
-  return std::any_of(reports.begin(), reports.end(), [&](const auto& entry) {
-    const v1::OpenRun& other = entry.second.open();
-    return entry.second.state().version() > 0 && other.lineage() == open.lineage() &&
-           (other.shards() != open.shards() || other.shard() == open.shard());
+  const v1::ShardState& state = report.state();
+  return std::any_of(reports.begin(), reports.end(), [&](const auto& one) {
+    const v1::OpenRun& other = one.second.open();
+    const v1::ShardState& held = one.second.state();
+    if (held.version() == 0 || other.lineage() != open.lineage()) return false;
+    const bool same = other.shards() == open.shards() && other.shard() == open.shard();
+    if (state.version() == 0) return same || other.shards() != open.shards();
+    const bool equal = held.version() == state.version() && held.digest() == state.digest();
+    return same && (held.version() > state.version() || (equal && one.first < name));
   });
 }
 
@@ -237,7 +243,7 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
   if (rebuilt.ended) rebuilt.problem = "it has ended";
   if (!rebuilt.problem.empty()) return rebuilt;
   RunReports stored = reports;
-  std::erase_if(stored, [&](const auto& entry) { return IsLeftover(entry.second, reports); });
+  std::erase_if(stored, [&](const auto& entry) { return IsLeftover(entry, reports); });
   TakeBackEarlierAttempts(stored);
   ByShard shards;
   rebuilt.problem = Collect(run, stored, shards);

@@ -41,8 +41,20 @@ void Aggregators::OpenAll() {
   for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
 }
 
+void Aggregators::AdvanceMoves() {
+  moves_.Advance([this](const std::string& aggregator, uint32_t shard, uint32_t hollow) {
+    SendOpenRun(aggregator, shard, hollow);
+  });
+}
+
+void Aggregators::OnMoved(uint32_t shard) {
+  SendOpenRun(shard);
+  directory_.SendToGroups();
+}
+
 void Aggregators::OnJoined(const Member& member, bool active) {
   directory_.OnJoined(member.record.name());
+  if (moves_.IsLeaving(member.record.name()) && !run_.behind()) moves_.SendDelete(member);
   if (!active) return;
   for (int shard = 0; shard < shards_.size(); ++shard) {
     if (shards_.Owns(member.record.name(), shard)) SendOpenRun(shard);
@@ -135,8 +147,9 @@ void Aggregators::RecordInitialModel() {
   rounds_.SetInitial(std::move(commit));
 }
 
-void Aggregators::Send(uint32_t shard, const v1::CoordinatorMessage& message) const {
-  const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
+void Aggregators::Send(const std::string& aggregator,
+                       const v1::CoordinatorMessage& message) const {
+  const Member* const member = cluster_.members().Aggregator(aggregator);
   if (member != nullptr) cluster_.SendTo(member->id(), message);
 }
 
@@ -145,7 +158,8 @@ uint32_t Aggregators::LowestGeneration(const Slot& slot) const {
   return slot.waiting() ? cluster_.meta().generation() + 1 : slot.record().generation();
 }
 
-void Aggregators::SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow) {
+void Aggregators::SendOpenRun(const std::string& aggregator, uint32_t shard,
+                              std::optional<uint32_t> hollow) {
   v1::CoordinatorMessage message;
   v1::OpenRun& open = *message.mutable_open_run();
   open.set_run(run_.id());
@@ -162,7 +176,7 @@ void Aggregators::SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow) {
   for (const auto& [group, generation] : fences_) {
     open.mutable_generations()->insert({group, generation});  // unless it still exists
   }
-  Send(shard, message);
+  Send(aggregator, message);
 }
 
 // A large change takes one OpenRun, so that it cannot fill the queue of a stream.

@@ -4,6 +4,7 @@
 //   aggregators.cc          opening of shards, fences, orders to apply
 //   shard_choice.cc         the choice of aggregators
 //   aggregators_restore.cc  the restoring of lost shards
+//   shard_moves.cc          moves from aggregators that are drained
 //
 // Pure and thread-compatible.
 #pragma once
@@ -21,6 +22,7 @@
 #include "coordinator/run/run_rounds.h"
 #include "coordinator/run/shard_choice.h"
 #include "coordinator/run/shard_directory.h"
+#include "coordinator/run/shard_moves.h"
 #include "coordinator/run/shard_restore.h"
 #include "coordinator/run/shards.h"
 #include "coordinator/run/slot.h"
@@ -45,12 +47,24 @@ class Aggregators {
         shards_(stored.record()),
         choice_(run, stored, shards_, cluster_),
         copies_(run, stored.record(), cluster_),
+        moves_(run, stored,
+               {.shards = shards_,
+                .choice = choice_,
+                .copies = copies_,
+                .versions = rounds.versions()},
+               cluster_),
         directory_(run, stored.record(), shards_, context) {}
 
   const Shards& shards() const { return shards_; }
   // The copies of the shards on other aggregators.
   const CopyOrders& copies() const { return copies_; }
   CopyOrders& copies() { return copies_; }
+  // The moves of shards to other aggregators.
+  const ShardMoves& moves() const { return moves_; }
+  ShardMoves& moves() { return moves_; }
+  void AdvanceMoves();
+  // A shard has moved: opens it on its new aggregator, and tells the groups.
+  void OnMoved(uint32_t shard);
   // Requires: the slot has a generation.
   std::string KeyOf(const Slot& slot) const { return cluster_.KeyOf(slot.record().generation()); }
   // What the groups know of the aggregators.
@@ -66,6 +80,7 @@ class Aggregators {
   void OnLost(const std::string& name) {
     shards_.Close(name);
     copies_.Close(name);
+    moves_.Close(name);
     directory_.OnLost(name);
   }
   // Whether the answer is that of a shard of this run.
@@ -81,6 +96,7 @@ class Aggregators {
   void Reset() {
     shards_.Reset();
     copies_.Reset();
+    moves_.Reset();
   }
 
   // The lowest generation of the slot that aggregators accept has changed.
@@ -118,8 +134,14 @@ class Aggregators {
   // The lowest generation of the slot that aggregators accept.
   uint32_t LowestGeneration(const Slot& slot) const;
   // `hollow`: the shard discards what it holds and is hollow at this version.
-  void SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow = std::nullopt);
-  void Send(uint32_t shard, const v1::CoordinatorMessage& message) const;
+  void SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow = std::nullopt) {
+    SendOpenRun(record_.shards(static_cast<int>(shard)), shard, hollow);
+  }
+  void SendOpenRun(const std::string& aggregator, uint32_t shard, std::optional<uint32_t> hollow);
+  void Send(uint32_t shard, const v1::CoordinatorMessage& message) const {
+    Send(record_.shards(static_cast<int>(shard)), message);
+  }
+  void Send(const std::string& aggregator, const v1::CoordinatorMessage& message) const;
   void SendApply(uint32_t shard) const;
 
   ShardRestore::View RestoreView(uint32_t shard) const;
@@ -143,6 +165,7 @@ class Aggregators {
   Shards shards_;
   ShardChoice choice_;
   CopyOrders copies_;
+  ShardMoves moves_;
   ShardDirectory directory_;
   // Groups whose lowest accepted generation has changed in this event. They may have been removed.
   std::map<uint32_t, uint32_t> fences_;

@@ -55,7 +55,7 @@ void CopyOrders::Send() {
     if (run_.committing()) {
       cluster_.out().Put(CommitKey(run_.id(), version->version), *run_.commits().closing());
     }
-    SendTo(copies_.HolderOf(shard), record_.shards(shard), shard, *version);
+    Order(copies_.HolderOf(shard), record_.shards(shard), shard, *version);
     copies_.SetOrdered(shard, *version);
   }
 }
@@ -63,14 +63,14 @@ void CopyOrders::Send() {
 void CopyOrders::SendBack(uint32_t shard) const {
   const std::optional<ShardCopies::Version> version = VersionFor(shard);
   if (!version.has_value()) return;
-  SendTo(record_.shards(static_cast<int>(shard)), copies_.HolderOf(shard), shard, *version);
+  Order(record_.shards(static_cast<int>(shard)), copies_.HolderOf(shard), shard, *version);
 }
 
-void CopyOrders::SendTo(const std::string& target, const std::string& source, uint32_t shard,
-                        const ShardCopies::Version& version) const {
+bool CopyOrders::Order(const std::string& target, const std::string& source, uint32_t shard,
+                       const ShardCopies::Version& version) const {
   const Member* const from = cluster_.members().Aggregator(source);
   const Member* const to = cluster_.members().Aggregator(target);
-  if (from == nullptr || to == nullptr) return;
+  if (from == nullptr || to == nullptr) return false;
   v1::CoordinatorMessage message;
   v1::CopyShard& copy = *message.mutable_copy_shard();
   copy.set_run(run_.id());
@@ -81,6 +81,7 @@ void CopyOrders::SendTo(const std::string& target, const std::string& source, ui
   copy.set_aggregator(source);
   copy.set_address(from->record.address());
   cluster_.SendTo(to->id(), message);
+  return true;
 }
 
 absl::Time CopyOrders::AwaitedUntil() const {

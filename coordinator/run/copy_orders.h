@@ -54,6 +54,10 @@ class CopyOrders {
   void Send();
   // Orders the aggregator of a lost shard to fetch the version from the copy.
   void SendBack(uint32_t shard) const;
+  // Orders the aggregator `target` to fetch the version from `source`. Returns false if one of them
+  // is not registered.
+  bool Order(const std::string& target, const std::string& source, uint32_t shard,
+             const ShardCopies::Version& version) const;
   // Reports copies that are behind the newest version, which are not awaited, and those that are
   // not behind any more. Called when a version is committed, and when a copy arrives.
   void Report();
@@ -61,8 +65,6 @@ class CopyOrders {
  private:
   // The version of which the shard should have a copy; nothing while a round is being applied.
   std::optional<ShardCopies::Version> VersionToCopy(uint32_t shard) const;
-  void SendTo(const std::string& target, const std::string& source, uint32_t shard,
-              const ShardCopies::Version& version) const;
 
   const RunView& run_;
   const v1::RunRecord& record_;

@@ -231,6 +231,7 @@ void Run::OnAggregatorLost(const std::string& name) {
 
 void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
   if (!live()) return cluster_.SendTo(member.id(), CloseRun());
+  if (aggregators_.moves().OnOpened(member, opened)) return;
   if (!aggregators_.IsOfShard(member, opened)) {
     // The answer is malformed or belongs to an earlier assignment of shards.
     cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
@@ -251,6 +252,7 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
 }
 
 void Run::OnApplied(const Member& member, const v1::Applied& applied) {
+  if (aggregators_.moves().OnApplied(member, applied)) return;
   if (!shards().Owns(member.record.name(), applied.shard())) {
     cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
     return;
@@ -285,8 +287,12 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
 
 void Run::FinishCommit() {
   aggregators_.copies().Send();
-  if (aggregators_.copies().AwaitedUntil() > cluster_.now()) return;
+  aggregators_.moves().Send();
+  if (aggregators_.copies().AwaitedUntil() > cluster_.now() || aggregators_.moves().IsAwaited()) {
+    return;
+  }
   rounds_.Commit();
+  CompleteMove();
   if (commits().newest()->attempt() > 0) aggregators_.SendPublish();
   aggregators_.copies().Report();
   attribution_.OnCommit();
@@ -344,6 +350,21 @@ void Run::FinishCommit() {
   if (evaluation_.complete()) FinishEvaluation();
 }
 
+void Run::CompleteMove() {
+  const std::optional<ShardMoves::Moved> moved = aggregators_.moves().Complete();
+  if (!moved.has_value()) return;
+  // They have delayed the move for many rounds, and the aggregator does not have what they load.
+  for (const uint32_t group : Slots::Groups(slots_.started())) {
+    if (!rounds_.versions().IsLoading(group)) continue;
+    groups_.Fence(slots_[group],
+                  absl::StrCat("shard ", moved->shard, " has moved without the version it loads"),
+                  kReleased);
+    cluster_.Count("groups_left_out");
+  }
+  aggregators_.OnMoved(moved->shard);
+  groups_.UpdateDemand();
+}
+
 absl::Status Run::Resume() {
   CADRE_RETURN_IF_ERROR(CheckNotBehind(*this));
   return parking_.Resume();
@@ -367,7 +388,9 @@ void Run::Advance() {
   attribution_.JudgeReports();
   if (const auto lost = aggregators_.Restore()) parking_.Park(*lost);
   aggregators_.copies().Send();
+  if (active()) aggregators_.AdvanceMoves();
   if (committing() && commits().applied()) FinishCommit();
+  if (active() && aggregators_.moves().Idle()) CompleteMove();
   // The end of an evaluation waits for lost shards.
   if (averages() && shards_open() && evaluation_.complete()) FinishEvaluation();
   if (!live() || parking_.AdvanceRollback()) return;
@@ -414,6 +437,7 @@ absl::Time Run::NextDeadline() const {
   consider(groups_.barrier_since() + RejoinWait(spec()));
   const Round::Away away = attribution_.Away();
   consider(aggregators_.copies().AwaitedUntil());
+  consider(aggregators_.moves().AwaitedUntil());
   consider(obligations_.NextDeadline());
   if (!committing()) {
     consider(round().ClosesAt(slots_.started().size(), away));
@@ -481,6 +505,7 @@ void Run::End(v1::RunState state, absl::string_view reason) {
     cluster_.SendRelease(worker, none, "the run has ended", state);
   }
   rounds_.Abandon();
+  aggregators_.moves().End();
   history_.Flush(cluster_.out());
   stored_.Save();
   for (const auto& [id, member] : cluster_.members().all()) {

@@ -104,6 +104,10 @@ class Run final : public RunWithStatus {
   // An aggregator has not carried out an order for this run.
   void OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed);
   void OnAggregatorJoined(const Member& member);
+  // The aggregator has removed the files of the run, although the run is not deleted.
+  void OnFilesRemoved(const Member& member) {
+    aggregators_.moves().OnRemoved(member.record.name());
+  }
   // The stream of the aggregator has ended, or its lease.
   void OnAggregatorLost(const std::string& name);
   // The record is older than the values, which have this version: ends the groups, and requests
@@ -142,6 +146,9 @@ class Run final : public RunWithStatus {
   void OnApplied(const Member& member, const v1::Applied& applied);
   // Finishes the closing commit unless copies are awaited. Requires: all shards have applied it.
   void FinishCommit();
+  // A shard is on another aggregator from now on, if its move is complete. Requires: no group has
+  // begun to contribute to the open round.
+  void CompleteMove();
   // Ends the evaluation, and the run if the stop rule is met.
   void FinishEvaluation();
   // Ends the run if there is a reason why it fails.

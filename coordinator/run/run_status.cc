@@ -304,6 +304,10 @@ EndedRun RunWithStatus::Ended() const {
   return ended;
 }
 
+bool RunWithStatus::HasSoleModelOn(absl::string_view aggregator) const {
+  return !live() && Ended().has_version && absl::c_linear_search(record().shards(), aggregator);
+}
+
 void RunWithStatus::FillRemoval(v1::RunStatus& status) const {
   if (live()) return;
   status.set_stored_bytes(Ended().bytes);
@@ -314,6 +318,7 @@ void RunWithStatus::FillRemoval(v1::RunStatus& status) const {
 void RunWithStatus::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
   parts_.obligations.FillDelayed(aggregator, status);
   if (!live()) return;
+  parts_.aggregators.moves().FillStatus(aggregator, status);
   for (int i = 0; i < shards().size(); ++i) {
     if (!shards().Owns(aggregator.record.name(), i)) continue;
     v1::ShardState& shard = *status.add_shards();
@@ -356,7 +361,8 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
     }
   }
   for (std::string& reason : std::array{parts_.obligations.Reason(), shards().RestoreReason(),
-                                        parts_.aggregators.copies().WaitReason(), RoundReason()}) {
+                                        parts_.aggregators.copies().WaitReason(),
+                                        parts_.aggregators.moves().WaitReason(), RoundReason()}) {
     if (!reason.empty()) return std::move(reason);
   }
   if (parts_.evaluation.complete()) {

@@ -50,6 +50,10 @@ class RunWithStatus : public RunView {
   EndedRun Ended() const;
   // Whether no aggregators could be chosen for its shards.
   bool waits_for_aggregators() const { return active() && parts_.aggregators.choice().lacking(); }
+  // Whether no aggregator can take a shard that is to move.
+  bool lacks_target() const { return active() && parts_.aggregators.moves().lacks_target(); }
+  // Whether the run has ended with a version that cannot be read without this aggregator.
+  bool HasSoleModelOn(absl::string_view aggregator) const;
   // Empty: the run waits for nothing.
   std::string WaitReason() const;
   // What the run waits for besides workers, for a program that has joined; empty if that is nothing

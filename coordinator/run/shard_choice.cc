@@ -60,7 +60,7 @@ int64_t ShardChoice::OwnReservation(const Member& member) const {
                   SpaceOfLargestShard(run_.spec(), run_.Parameters(), shards));
 }
 
-ShardPlacement ShardChoice::FindPlacement() const {
+std::vector<ShardCandidate> ShardChoice::Candidates() const {
   std::vector<ShardCandidate> candidates;
   for (const std::string& id : cluster_.members().aggregators()) {
     const Member& member = *cluster_.members().Find(id);
@@ -79,7 +79,26 @@ ShardPlacement ShardChoice::FindPlacement() const {
                      cluster_.now() < full->second.until;
     candidates.push_back(std::move(candidate));
   }
-  return PlaceShards(run_.spec(), run_.Parameters(), std::move(candidates));
+  return candidates;
+}
+
+ShardPlacement ShardChoice::FindPlacement() const {
+  return PlaceShards(run_.spec(), run_.Parameters(), Candidates());
+}
+
+ShardPlacement ShardChoice::FindReplacement() const {
+  std::vector<ShardCandidate> candidates = Candidates();
+  std::erase_if(candidates, [this](const ShardCandidate& candidate) {
+    return absl::c_linear_search(record_.shards(), candidate.name) ||
+           absl::c_linear_search(record_.leaving(), candidate.name);
+  });
+  return PlaceOneShard(run_.spec(), run_.Parameters(), record_.shards_size(), candidates);
+}
+
+void ShardChoice::Exclude(const std::string& aggregator) {
+  const Member* const member = cluster_.members().Aggregator(aggregator);
+  const int64_t free = member == nullptr ? 0 : ReportedFree(*member).value_or(0);
+  full_[aggregator] = {free, cluster_.now() + kRefusalCounts};
 }
 
 bool ShardChoice::Choose(size_t idle_workers) {
@@ -100,7 +119,7 @@ bool ShardChoice::Choose(size_t idle_workers) {
 
 bool ShardChoice::OnTooLittleSpace(const Member& member, const v1::RunOpened& opened) {
   if (!absl::StartsWith(opened.error(), kTooLittleSpace)) return false;
-  full_[member.record.name()] = {ReportedFree(member).value_or(0), cluster_.now() + kRefusalCounts};
+  Exclude(member.record.name());
   stored_.AddWarning(absl::StrCat("aggregator ", member.record.name(),
                                   " has refused a shard of this run: ", opened.error()));
   Unassign();

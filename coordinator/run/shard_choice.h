@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "coordinator/cluster/cluster.h"
@@ -34,11 +35,17 @@ class ShardChoice {
   bool lacking() const { return lacking_; }
   // The aggregators that can be used for the shards, if these are not chosen yet.
   ShardPlacement FindPlacement() const;
+  // The aggregator that can take a shard from one that stores it, among those that store nothing of
+  // the run.
+  ShardPlacement FindReplacement() const;
+  // The aggregator could not take a shard, and is not chosen for some time.
+  void Exclude(const std::string& aggregator);
   // The aggregator has no space for its shard, although it seemed to have, and the run has no
   // version yet: others are to be chosen. Returns false if the error has another cause.
   bool OnTooLittleSpace(const Member& member, const v1::RunOpened& opened);
 
  private:
+  std::vector<ShardCandidate> Candidates() const;
   bool LostShardBeforeStart() const;
   // The shards are to be chosen again.
   void Unassign();

@@ -37,6 +37,7 @@ class ShardDirectory {
   // for aggregators that are away.
   std::vector<v1::ShardAddress> Addresses() const;
   void Send(absl::string_view member_id) const;
+  void SendToGroups() const;
 
   // The aggregator has joined with a new stream.
   void OnJoined(const std::string& name);
@@ -57,7 +58,6 @@ class ShardDirectory {
 
  private:
   bool Contains(absl::string_view name) const;
-  void SendToGroups() const;
 
   const RunView& run_;
   const v1::RunRecord& record_;

@@ -94,4 +94,36 @@ ShardPlacement PlaceShards(const v1::RunSpec& spec, uint64_t parameters, Candida
   return placement;
 }
 
+ShardPlacement PlaceOneShard(const v1::RunSpec& spec, uint64_t parameters, size_t shards,
+                             const Candidates& candidates) {
+  const int64_t needed = SpaceOfLargestShard(spec, parameters, shards);
+  const auto order = [](const ShardCandidate& one) {
+    return std::tuple(one.shards, -FreeOf(one), one.name);
+  };
+  const ShardCandidate* best = nullptr;
+  std::vector<std::string> unusable;
+  for (const ShardCandidate& one : candidates) {
+    if (!one.connected) {
+      unusable.push_back(absl::StrCat("aggregator ", one.name, " is away"));
+    } else if (one.cordoned) {
+      unusable.push_back(absl::StrCat("aggregator ", one.name, " is cordoned"));
+    } else if (one.full) {
+      unusable.push_back(absl::StrCat("aggregator ", one.name, " has refused it"));
+    } else if (FreeOf(one) < needed) {
+      unusable.push_back(SpaceText(one, needed));
+    } else if (best == nullptr || order(one) < order(*best)) {
+      best = &one;
+    }
+  }
+  ShardPlacement placement;
+  if (best != nullptr) {
+    placement.chosen.push_back(best->name);
+  } else {
+    placement.reason =
+        absl::StrCat("no other aggregator can take it: ",
+                     unusable.empty() ? "each has a shard of the run" : absl::StrJoin(unusable, "; "));
+  }
+  return placement;
+}
+
 }  // namespace cadre

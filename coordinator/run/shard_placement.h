@@ -9,6 +9,7 @@
 // Thread-safe (pure functions).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -43,5 +44,9 @@ struct ShardPlacement {
 // `parameters`: of the model; 0: not known, so that any space is enough.
 ShardPlacement PlaceShards(const v1::RunSpec& spec, uint64_t parameters,
                            std::vector<ShardCandidate> candidates);
+// The aggregator that takes one of the `shards` shards of a run from another one. Requires: no
+// candidate stores a shard of the run.
+ShardPlacement PlaceOneShard(const v1::RunSpec& spec, uint64_t parameters, size_t shards,
+                             const std::vector<ShardCandidate>& candidates);
 
 }  // namespace cadre

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "model/shard_copies.h"
 
@@ -68,9 +69,11 @@ bool Shards::Lacks(const v1::Hello& hello) const {
   });
 }
 
-// A run whose record is an old copy may not have chosen its aggregators in it, and others since.
+// A run whose record is an old copy may not have chosen its aggregators in it, and others since; or
+// a shard that has left an aggregator in it may have moved there again since.
 bool Shards::MayStore(absl::string_view aggregator, uint32_t shard) const {
-  return run_.version() == 0 || Owns(aggregator, shard);
+  return run_.version() == 0 || Owns(aggregator, shard) ||
+         absl::c_linear_search(run_.leaving(), aggregator);
 }
 
 }  // namespace cadre

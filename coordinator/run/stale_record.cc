@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/run/run_view.h"
 
@@ -14,14 +15,28 @@ bool StaleRecord::Add(uint32_t version) {
   return added;
 }
 
+RunReports StaleRecord::ReportsOf(const RunView& run) const {
+  RunReports reports = reports_;
+  const auto is_known = [&](const RunReports::value_type& entry) {
+    return run.shards().MayStore(entry.first, entry.second.open().shard());
+  };
+  std::erase_if(reports, [&](const RunReports::value_type& entry) {
+    const v1::OpenRun& open = entry.second.open();
+    if (is_known(entry)) return false;
+    return int64_t{open.shards()} != run.shards().size() || entry.second.state().run().empty() ||
+           std::any_of(reports_.begin(), reports_.end(), [&](const auto& other) {
+             return is_known(other) && other.second.open().shard() == open.shard() &&
+                    !other.second.state().run().empty();
+           });
+  });
+  return reports;
+}
+
 std::optional<RebuiltRun> StaleRecord::OnReport(const RunView& run, const std::string& aggregator,
                                                 const v1::RunReport& report) {
-  if (!report.has_open() || report.open().lineage() != run.record().lineage() ||
-      !run.shards().MayStore(aggregator, report.open().shard())) {
-    return std::nullopt;
-  }
+  if (!report.has_open() || report.open().lineage() != run.record().lineage()) return std::nullopt;
   reports_[aggregator] = report;
-  RebuiltRun rebuilt = RebuildRun(run.id(), reports_);
+  RebuiltRun rebuilt = RebuildRun(run.id(), ReportsOf(run));
   if (rebuilt.ended) return rebuilt;
   const uint32_t newest = rebuilt.record.version() + (rebuilt.closing.has_value() ? 1 : 0);
   if (rebuilt.problem.empty() && newest < *version_) {
@@ -50,6 +65,15 @@ std::optional<RebuiltRun> StaleRecord::OnReport(const RunView& run, const std::s
   record.set_samples(rebuilt.record.samples());
   record.set_rounds_committed(rebuilt.record.rounds_committed());
   *record.mutable_shards() = rebuilt.record.shards();
+  // The aggregators that store a shard now do not remove it, and a move begins again.
+  auto& leaving = *record.mutable_leaving();
+  if (record.has_move()) *leaving.Add() = record.move().to();
+  record.clear_move();
+  leaving.erase(std::remove_if(leaving.begin(), leaving.end(),
+                               [&](const std::string& name) {
+                                 return absl::c_linear_search(record.shards(), name);
+                               }),
+                leaving.end());
   record.mutable_former_shards()->MergeFrom(rebuilt.record.former_shards());
   if (rebuilt.record.has_division()) *record.mutable_division() = rebuilt.record.division();
   rebuilt.record = std::move(record);

@@ -211,6 +211,7 @@ class CoordinatorService::Members final : public CallService<v1::Members> {
   void Cordon(UnaryCall& call, const v1::CordonRequest& request, v1::CordonReply& reply) {
     const Fill fill = [&reply](const Replied& replied) {
       reply.mutable_members()->Add(replied.members.begin(), replied.members.end());
+      reply.mutable_sole_models()->Add(replied.sole_models.begin(), replied.sole_models.end());
     };
     service_.Request(call, fill, [&](RequestId id) {
       return CordonMembers{.request = id,

@@ -156,13 +156,12 @@ Transfer::Action PullOnce(grpc::ClientContext& context,
 
 }  // namespace
 
-RoundsClient::RoundsClient(AddressSource address, TransferOptions options,
+RoundsClient::RoundsClient(LocationSource location, TransferOptions options,
                            std::function<void()> on_progress, const SecretKey& key,
-                           Credentials credentials, std::string aggregator, AwaySource away)
-    : address_(std::move(address)),
+                           Credentials credentials, AwaySource away)
+    : location_(std::move(location)),
       away_(std::move(away)),
       credentials_(std::move(credentials)),
-      aggregator_{.role = Role::kAggregator, .name = std::move(aggregator)},
       options_(options),
       on_progress_(std::move(on_progress)),
       key_(key) {}
@@ -335,19 +334,20 @@ Transfer::Action RoundsClient::AttemptOnce(Call& call, const Attempt& attempt) {
 }
 
 std::string RoundsClient::Name() const {
-  const std::string address = address_();
-  return absl::StrCat("aggregator", aggregator_.name.empty() ? "" : " ", aggregator_.name, " at ",
-                      address.empty() ? "an unknown address" : address);
+  const ShardLocation at = location_();
+  return absl::StrCat("aggregator", at.aggregator.empty() ? "" : " ", at.aggregator, " at ",
+                      at.address.empty() ? "an unknown address" : at.address);
 }
 
-// Keeps the connection as long as the shard has the same address.
+// Keeps the connection as long as the shard is at the same place.
 std::shared_ptr<grpc::Channel> RoundsClient::Connect() {
-  const std::string address = address_();
-  if (address.empty()) return nullptr;
+  const ShardLocation location = location_();
+  if (location.address.empty()) return nullptr;
   absl::MutexLock lock(&mutex_);
-  if (channel_ == nullptr || channel_address_ != address) {
-    channel_ = MakeChannel(address, Plane::kBulk, credentials_, aggregator_);
-    channel_address_ = address;
+  if (channel_ == nullptr || channel_location_ != location) {
+    channel_ = MakeChannel(location.address, Plane::kBulk, credentials_,
+                           {.role = Role::kAggregator, .name = location.aggregator});
+    channel_location_ = location;
   }
   return channel_;
 }

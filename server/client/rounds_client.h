@@ -3,7 +3,7 @@
 // are done, refused, cancelled or silent for too long. After a broken connection they reconnect and
 // resume the transfer.
 //
-//   RoundsClient shard([&] { return addresses.Of(run, 3); }, {.seed = rank});
+//   RoundsClient shard([&] { return directory.LocationOf(run, 3); }, {.seed = rank});
 //   CADRE_RETURN_IF_ERROR(shard.Stage(header, std::as_bytes(values), &traffic));
 //   CADRE_RETURN_IF_ERROR(shard.Pull(request, out, &traffic));
 //
@@ -50,19 +50,18 @@ namespace cadre {
 
 class RoundsClient final : public ShardClient {
  public:
-  // Returns the shard's current host:port; called before every attempt. Empty: not known yet.
-  using AddressSource = std::function<std::string()>;
+  // Returns where the shard is now; called before every attempt.
+  using LocationSource = std::function<ShardLocation()>;
   // Returns whether the coordinator reports that the aggregator is away.
   using AwaySource = std::function<bool()>;
 
   // `on_progress` is called for every new chunk that was sent or received, on the calling thread;
   // optional. `key` is that of the caller's generation, with which every request is signed.
-  // `aggregator`: the name in the certificate of the shard's server; empty for any. `away`: null
-  // for an aggregator of which no coordinator reports.
-  explicit RoundsClient(AddressSource address, TransferOptions options = {},
+  // `away`: null for an aggregator of which no coordinator reports.
+  explicit RoundsClient(LocationSource location, TransferOptions options = {},
                         std::function<void()> on_progress = nullptr, const SecretKey& key = {},
                         Credentials credentials = Credentials::Insecure(),
-                        std::string aggregator = "", AwaySource away = nullptr);
+                        AwaySource away = nullptr);
   RoundsClient(const RoundsClient&) = delete;
   RoundsClient& operator=(const RoundsClient&) = delete;
 
@@ -115,13 +114,12 @@ class RoundsClient final : public ShardClient {
   void Watch(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
   // The aggregator, for messages.
   std::string Name() const;
-  // Returns a connection to the shard's current address; null: it is not known.
+  // Returns a connection to where the shard is now; null: that is not known.
   std::shared_ptr<grpc::Channel> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  const AddressSource address_;
+  const LocationSource location_;
   const AwaySource away_;
   const Credentials credentials_;
-  const ServerIdentity aggregator_;
   const TransferOptions options_;
   const std::function<void()> on_progress_;
   const SecretKey key_;
@@ -130,9 +128,9 @@ class RoundsClient final : public ShardClient {
 
   absl::Mutex mutex_;
   SteadyCondVar changed_;
-  // Shared with calls in progress, which keep it when the shard's address changes.
+  // Shared with calls in progress, which keep it when the location of the shard changes.
   std::shared_ptr<grpc::Channel> channel_ ABSL_GUARDED_BY(mutex_);
-  std::string channel_address_ ABSL_GUARDED_BY(mutex_);
+  ShardLocation channel_location_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

@@ -9,11 +9,26 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "proto/cadre/v1/rounds.pb.h"
 
 namespace cadre {
+
+// Where a shard is.
+struct ShardLocation {
+  // An address alone is the location of a server with any certificate. Implicit, as a test names it.
+  ShardLocation(std::string host_port = "", std::string name = "")
+      : address(std::move(host_port)), aggregator(std::move(name)) {}
+
+  // host:port; empty: not known yet.
+  std::string address;
+  // The name in the certificate of the aggregator; empty for any.
+  std::string aggregator;
+
+  bool operator==(const ShardLocation&) const = default;
+};
 
 // Bytes transferred by all attempts, including failed ones.
 struct Traffic {

@@ -40,8 +40,8 @@ absl::Status ReadShard(const std::string& run, int shard, Interval span,
   for (const v1::Range& range : index.RangesOf(span.begin, span.end)) {
     *request.add_ranges() = range;
   }
-  RoundsClient client([&] { return location.address(); }, {.silence = kSilence}, nullptr, {},
-                      credentials, location.aggregator());
+  RoundsClient client([&] { return ShardLocation(location.address(), location.aggregator()); },
+                      {.silence = kSilence}, nullptr, {}, credentials);
   Traffic traffic;
   return Annotate(client.Read(request, values, &traffic),
                   absl::StrCat("aggregator ", location.aggregator()));

@@ -24,6 +24,7 @@ class FakeMembers final : public v1::Members::Service {
     if (request->member() == "nobody") return ToGrpc(absl::NotFoundError("no such worker: nobody"));
     reply->add_members("w2");
     reply->add_members("w10");
+    if (request->member() == "agg-0" && request->drain()) reply->add_sole_models("run-3-best");
     return grpc::Status::OK;
   }
 
@@ -47,6 +48,10 @@ TEST(CordonTest, PrintsWorkers) {
   EXPECT_EQ(drained.out, "w2\nw10\n");
   EXPECT_TRUE(coordinator.received.drain());
   EXPECT_FALSE(coordinator.received.undo());
+  EXPECT_EQ(drained.err, "");
+  const Result aggregator = Call(absl::StrCat("drain agg-0", address));
+  EXPECT_EQ(aggregator.exit_code, kExitOk);
+  EXPECT_THAT(aggregator.err, HasSubstr("can be read only while agg-0 runs: run-3-best"));
   const Result unknown = Call(absl::StrCat("cordon nobody", address));
   EXPECT_NE(unknown.exit_code, kExitOk);
   EXPECT_THAT(unknown.err, HasSubstr("no such worker: nobody"));

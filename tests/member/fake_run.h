@@ -119,7 +119,7 @@ class FakeRun {
       run_.Commit(*message, ranks_);
       if (message->round() < last_) decisions.push_back(run_.newest_);
     }
-    std::string ShardAddress(uint32_t) const override { return run_.server_.address(); }
+    ShardLocation LocationOf(uint32_t) const override { return run_.server_.address(); }
 
    private:
     FakeRun& run_;

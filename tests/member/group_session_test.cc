@@ -55,15 +55,29 @@ TEST(GroupSessionTest, ShardThatIsAwayKeepsItsAddress) {
   GroupSession session(assignment, owner, ThreadRuntime::Insecure());
   EXPECT_FALSE(session.ShardIsAway(0));
   EXPECT_TRUE(session.ShardIsAway(1)) << "it has no address yet";
-  EXPECT_EQ(session.ShardAddress(1), "");
+  EXPECT_EQ(session.LocationOf(1).address, "");
   session.Deliver(AddressOf(0, ""));
   session.Deliver(AddressOf(1, "b:1"));
   EXPECT_TRUE(session.ShardIsAway(0));
-  EXPECT_EQ(session.ShardAddress(0), "a:1");
+  EXPECT_EQ(session.LocationOf(0).address, "a:1");
   EXPECT_FALSE(session.ShardIsAway(1));
   session.Deliver(AddressOf(0, "a:2"));
   EXPECT_FALSE(session.ShardIsAway(0));
-  EXPECT_EQ(session.ShardAddress(0), "a:2");
+  EXPECT_EQ(session.LocationOf(0).address, "a:2");
+}
+
+// The name is that of the present aggregator, whose certificate must prove it.
+TEST(GroupSessionTest, ShardMovesToAnotherAggregator) {
+  RecordingOwner owner;
+  v1::Assignment assignment;
+  assignment.add_shards()->set_address("a:1");
+  assignment.mutable_shards(0)->set_name("agg-0");
+  GroupSession session(assignment, owner, ThreadRuntime::Insecure());
+  EXPECT_EQ(session.LocationOf(0), ShardLocation("a:1", "agg-0"));
+  v1::CoordinatorMessage moved = AddressOf(0, "b:1");
+  moved.mutable_shard_addresses()->mutable_shards(0)->set_name("agg-2");
+  session.Deliver(moved);
+  EXPECT_EQ(session.LocationOf(0), ShardLocation("b:1", "agg-2"));
 }
 
 class GroupSessionTraceTest : public ::testing::Test {

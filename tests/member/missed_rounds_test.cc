@@ -22,7 +22,7 @@ namespace {
 class OneShard final : public RecordingControl {
  public:
   explicit OneShard(std::string shard) : shard_(std::move(shard)) {}
-  std::string ShardAddress(uint32_t) const override { return shard_; }
+  ShardLocation LocationOf(uint32_t) const override { return shard_; }
 
  private:
   const std::string shard_;

@@ -29,7 +29,7 @@ class ClosedRound final : public v1::Rounds::Service {
 class FirstShard final : public RecordingControl {
  public:
   explicit FirstShard(std::string address) : address_(std::move(address)) {}
-  std::string ShardAddress(uint32_t shard) const override { return shard == 0 ? address_ : ""; }
+  ShardLocation LocationOf(uint32_t shard) const override { return shard == 0 ? address_ : ""; }
 
  private:
   const std::string address_;

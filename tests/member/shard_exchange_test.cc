@@ -127,7 +127,7 @@ class Control final : public GroupControl {
   bool nudged(uint32_t) const override { return false; }
   std::optional<v1::TraceSteps> TakeTraceRequest() override { return std::nullopt; }
   bool connected() const override { return true; }
-  std::string ShardAddress(uint32_t shard) const override {
+  ShardLocation LocationOf(uint32_t shard) const override {
     absl::MutexLock lock(&mutex_);
     const auto found = addresses_.find(shard);
     return found == addresses_.end() ? "" : found->second;

@@ -126,16 +126,18 @@ void Operators::Adopt() {
 }
 
 void Operators::Cordon() {
-  const bool aggregator = world_.dice.Chance(0.2);
+  const bool aggregator = world_.dice.Chance(0.4);
   CordonMembers cordon{
       .member = aggregator ? aggregators_[world_.dice.Between(0, aggregators_.size() - 1)]->name()
                            : AnyWorker(),
       .undo = world_.dice.Chance(0.4)};
-  cordon.drain = !aggregator && !cordon.undo && world_.dice.Chance(0.5);
-  if (cordon.drain) cordon.drain_seconds = static_cast<double>(world_.dice.Between(1, 60));
+  cordon.drain = !cordon.undo && world_.dice.Chance(aggregator ? 0.7 : 0.5);
+  if (cordon.drain && !aggregator) {
+    cordon.drain_seconds = static_cast<double>(world_.dice.Between(1, 60));
+  }
   coordinators_.current().Order(cordon, [this, cordon, aggregator](const Replied& replied) {
     if (!replied.status.ok()) return;
-    world_.Count(aggregator     ? "aggregators_cordoned"
+    world_.Count(aggregator     ? cordon.drain ? "aggregators_drained" : "aggregators_cordoned"
                  : cordon.undo  ? "workers_readmitted"
                  : cordon.drain ? "workers_drained"
                                 : "workers_cordoned");

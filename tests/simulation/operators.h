@@ -49,7 +49,7 @@ class Operators {
   void AttendDiverged();
   void Delete();
   void Adopt();
-  // Cordons a worker, drains it or readmits it; or cordons or readmits an aggregator.
+  // Cordons, drains or readmits a worker or an aggregator.
   void Cordon();
   // Calls the methods that only read.
   void Read();

@@ -24,7 +24,7 @@ ShardTransfer::Event Broken() {
 }  // namespace
 
 SimulatedAggregator* SimulatedShardClient::Find() const {
-  const std::string address = options_.address();
+  const std::string address = options_.location().address;
   for (const auto& aggregator : bulk_.directory) {
     if (aggregator->up() && aggregator->address() == address &&
         bulk_.network.Reaches(host_, aggregator->name())) {
@@ -238,7 +238,7 @@ absl::Status SimulatedShardClient::RunPull(
 absl::Status SimulatedShardClient::Pull(const v1::PullRequest& request, std::span<float> out,
                                         Traffic* traffic, std::stop_token stop) {
   if (out.empty()) return absl::OkStatus();
-  if (world_.plant == Plant::kPullOneShard && options_.address() != bulk_.directory[0]->address()) {
+  if (world_.plant == Plant::kPullOneShard && options_.location().address != bulk_.directory[0]->address()) {
     return absl::OkStatus();
   }
   Call call{MakeTransfer(ShardTransfer::Direction::kPull, out.size()), std::move(stop)};

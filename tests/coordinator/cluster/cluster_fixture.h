@@ -72,9 +72,9 @@ class ClusterTest : public ::testing::Test {
     return sent.empty() ? "" : sent.back().refused().reason();
   }
   Replied Cordon(const CordonMembers& cordon) {
-    cluster_.OnCordonMembers(cordon);
+    Replied replied = cluster_.OnCordonMembers(cordon);
     TakeSent();
-    return replied_;
+    return replied;
   }
   uint64_t Counter(const std::string& name) {
     const auto& counters = cluster_.meta().counters();

@@ -67,8 +67,7 @@ TEST_F(ClusterWorkersTest, CordonOfAnAggregator) {
   EXPECT_TRUE(cluster_.queue().IsCordoned("a"));
   EXPECT_TRUE(store_.contains(CordonedAggregatorKey("a")));
   EXPECT_EQ(NewEvents().back(), "aggregator a receives no new runs");
-  EXPECT_THAT(Cordon({.member = "a", .drain = true}).status,
-              IsError(absl::StatusCode::kFailedPrecondition, "is an aggregator"));
+  EXPECT_FALSE(cluster_.queue().IsDraining("a"));
   cluster_.Remove(member.id(), "has left");
   const Replied undone = Cordon({.member = "a", .undo = true});
   EXPECT_THAT(undone.status, IsOk()) << "the cordon outlives its lease";
@@ -80,6 +79,24 @@ TEST_F(ClusterWorkersTest, CordonOfAnAggregator) {
   Member& other = JoinAggregator("b");
   EXPECT_THAT(Cordon({.member = other.id()}).members, ElementsAre(other.id()));
   EXPECT_TRUE(cluster_.queue().IsCordoned("b")) << "by its id";
+}
+
+TEST_F(ClusterWorkersTest, DrainOfAnAggregator) {
+  Member& member = JoinAggregator("a");
+  EXPECT_THAT(Cordon({.member = "a", .drain = true, .drain_seconds = 5}).status,
+              IsError(absl::StatusCode::kInvalidArgument, "'a' is an aggregator"));
+  EXPECT_FALSE(cluster_.queue().AnyDraining());
+  EXPECT_THAT(Cordon({.member = "a", .drain = true}).members, ElementsAre(member.id()));
+  EXPECT_TRUE(cluster_.queue().IsDraining("a"));
+  EXPECT_TRUE(cluster_.queue().IsCordoned("a"));
+  EXPECT_EQ(NewEvents().back(), "aggregator a is drained: its shards move to others");
+  Cordon({.member = "a"});
+  EXPECT_TRUE(cluster_.queue().IsDraining("a")) << "a cordon does not end it";
+  v1::CordonedAggregatorRecord record;
+  ASSERT_TRUE(record.ParseFromString(store_.at(CordonedAggregatorKey("a"))));
+  EXPECT_TRUE(record.draining());
+  Cordon({.member = "a", .undo = true});
+  EXPECT_FALSE(cluster_.queue().AnyDraining());
 }
 
 TEST_F(ClusterWorkersTest, DrainedProcessIsOrderedToLeave) {

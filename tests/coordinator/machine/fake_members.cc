@@ -476,12 +476,15 @@ void FakeMembers::OnCopyShard(FakeAggregator& aggregator, const v1::CopyShard& o
       });
   ASSERT_NE(source, aggregators_.end()) << order.ShortDebugString();
   const bool restores = order.shard() == shard.shard;
+  // The copy of a lost shard, or the shard itself, which has a copy or moves.
+  const FakeAggregator::Shard& original = source->shards[order.run()];
   const std::map<uint32_t, uint64_t>& stored =
-      restores ? source->copies[order.run()] : source->shards[order.run()].digests;
+      original.shard == order.shard() ? original.digests : source->copies[order.run()];
   ASSERT_TRUE(stored.contains(order.version()) && stored.at(order.version()) == order.digest())
       << order.ShortDebugString();
   if (restores) {
     EXPECT_EQ(shard.hollow, order.version() - 1);
+    shard.newest = original.newest;
     shard.digests[order.version()] = order.digest();
     shard.version = order.version();
     shard.hollow.reset();
@@ -506,13 +509,16 @@ void FakeMembers::OnCopyShard(FakeAggregator& aggregator, const v1::CopyShard& o
 }
 
 uint64_t FakeMembers::DigestOf(const std::string& run, uint32_t version) const {
-  uint64_t digest = 0;
+  // By shard, because two aggregators may have one that moves.
+  std::map<uint32_t, uint64_t> digests;
   for (const FakeAggregator& aggregator : aggregators_) {
     auto it = aggregator.shards.find(run);
     if (it == aggregator.shards.end()) continue;
     auto found = it->second.digests.find(version);
-    if (found != it->second.digests.end()) digest += found->second;
+    if (found != it->second.digests.end()) digests[it->second.shard] = found->second;
   }
+  uint64_t digest = 0;
+  for (const auto& [shard, of_shard] : digests) digest += of_shard;
   return digest;
 }
 

@@ -94,6 +94,7 @@ void MachineDriver::Perform(const std::vector<Action>& actions) {
       last_run = replied->run;
       last_run_ended = replied->ended;
       last_members = replied->members;
+      last_sole_models = replied->sole_models;
       last_adopted = replied->adopted;
       if (!trace_requests_.contains(replied->request)) continue;
       EXPECT_EQ(traces.count(replied->request), 0u) << "a trace must be answered once";

@@ -92,6 +92,7 @@ class MachineDriver {
   std::string last_run;
   bool last_run_ended = false;
   std::vector<std::string> last_members;
+  std::vector<std::string> last_sole_models;
   v1::AdoptReply last_adopted;
 
  protected:

@@ -266,12 +266,5 @@ TEST_F(MachineScalingTest, RestartedWorkerIsNotDrainedAgain) {
   EXPECT_FALSE(worker.received.back().has_drain());
 }
 
-TEST_F(MachineScalingTest, AggregatorsAreNotDrained) {
-  SubmitTo(1, 1, MakeSpec(1, 1, 5, 20));
-  EXPECT_THAT(cluster_.Cordon("agg-0", /*undo=*/false, /*drain=*/true), ElementsAre());
-  EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(cluster_.last_status.message(), HasSubstr("is an aggregator"));
-}
-
 }  // namespace
 }  // namespace cadre::testing

@@ -305,11 +305,10 @@ TEST_F(RoundsClientTest, BusyShardIsNamed) {
   shard_.OnStage([&](int, grpc::ServerContext*, auto*) {
     return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "busy: too many concurrent streams");
   });
-  RoundsClient client([this] { return daemon_->address(); },
+  RoundsClient client([this] { return ShardLocation(daemon_->address(), "agg-0"); },
                       {.first_wait = absl::Milliseconds(5),
                        .silence = absl::Milliseconds(500),
-                       .max_busy = absl::Seconds(1)},
-                      nullptr, {}, Credentials::Insecure(), "agg-0");
+                       .max_busy = absl::Seconds(1)});
   EXPECT_THAT(client.Stage(header_, values_, &traffic_),
               IsError(absl::StatusCode::kDeadlineExceeded,
                       absl::StrCat("aggregator agg-0 at ", daemon_->address(),

@@ -34,7 +34,7 @@ enum class CodedOn { kHost, kDevice };
 class ShardAddresses final : public RecordingControl {
  public:
   explicit ShardAddresses(std::vector<std::string> addresses) : addresses_(std::move(addresses)) {}
-  std::string ShardAddress(uint32_t shard) const override { return addresses_.at(shard); }
+  ShardLocation LocationOf(uint32_t shard) const override { return addresses_.at(shard); }
 
  private:
   const std::vector<std::string> addresses_;

@@ -129,7 +129,7 @@ class ScriptedControl final : public RecordingControl {
     if (on_report) on_report();
     if (const auto* message = std::get_if<v1::Contributed>(&report)) Answer(*message);
   }
-  std::string ShardAddress(uint32_t) const override { return script_.shard->address(); }
+  ShardLocation LocationOf(uint32_t) const override { return script_.shard->address(); }
 
  private:
   void Answer(const v1::Contributed& message) {

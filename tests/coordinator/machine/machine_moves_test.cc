@@ -1,0 +1,349 @@
+// Shards that move from aggregators that are drained to others.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/coordinator/machine/restore_shard_test.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+class MovesTest : public RestoreShardTest {
+ protected:
+  // Two shards and two groups of two workers; version 1 is committed. agg-2 stores nothing.
+  void Begin(uint32_t copies = 1) {
+    v1::RunSpec spec = MakeSpec(2, 2, 5, 100);
+    spec.mutable_averaging()->mutable_outer()->mutable_nesterov();
+    spec.mutable_averaging()->set_copies(copies);
+    run_ = SubmitTo(2, 4, spec);
+    TrainBoth(run_);
+    ASSERT_EQ(VersionOf(run_), 1u) << ReasonOf(run_);
+    cluster_.AddAggregator("agg-2");
+  }
+  void Drain(const std::string& name) {
+    cluster_.Cordon(name, /*undo=*/false, /*drain=*/true);
+    ASSERT_TRUE(cluster_.last_status.ok()) << cluster_.last_status;
+  }
+  v1::AggregatorStatus StatusOf(const std::string& name) {
+    for (const v1::AggregatorStatus& aggregator : cluster_.Status().aggregators()) {
+      if (aggregator.member().name() == name) return aggregator;
+    }
+    ADD_FAILURE() << "no aggregator " << name;
+    return {};
+  }
+  // The only shard that moves from agg-0.
+  v1::ShardMove Move() {
+    const v1::AggregatorStatus status = StatusOf("agg-0");
+    EXPECT_EQ(status.moves_size(), 1);
+    return status.moves_size() == 1 ? status.moves(0) : v1::ShardMove();
+  }
+  std::vector<std::string> Shards() {
+    const auto& shards = cluster_.StoredRun(run_).shards();
+    return {shards.begin(), shards.end()};
+  }
+  bool Stores(int i) { return agg(i).shards.contains(run_); }
+  // Both groups train on, in the generations in which they have begun.
+  void ExpectNoneEnded() {
+    EXPECT_EQ(RunStateOf(run_), v1::RUN_STATE_RUNNING) << ReasonOf(run_);
+    EXPECT_EQ(cluster_.Counter("groups_formed"), 2u);
+    EXPECT_FALSE(HasEvent(v1::EVENT_KIND_GROUP_ENDED, ""));
+    EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 0u);
+  }
+  void ExpectMoved() {
+    EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1"));
+    EXPECT_TRUE(Stores(2));
+    EXPECT_FALSE(Stores(0));
+    EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty());
+    EXPECT_FALSE(cluster_.StoredRun(run_).has_move());
+    EXPECT_THAT(StatusOf("agg-0").moves(), IsEmpty());
+    EXPECT_THAT(StatusOf("agg-0").shards(), IsEmpty());
+    EXPECT_TRUE(StatusOf("agg-0").draining());
+    EXPECT_EQ(cluster_.Counter("shards_moved"), 1u);
+    EXPECT_EQ(cluster_.Counter("shards_lost"), 0u);
+  }
+
+  std::string run_;
+};
+
+TEST_F(MovesTest, ShardMovesWithTheNextVersion) {
+  Begin();
+  Drain("agg-0");
+  EXPECT_EQ(Move().to(), "agg-2");
+  EXPECT_EQ(Move().reason(), "it moves with version 2");
+  EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1")) << "until then, agg-0 serves it";
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  ExpectMoved();
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR,
+                       "shard 0 has moved from aggregator agg-0 to agg-2, with version 2"));
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
+  ExpectNoneEnded();
+}
+
+// So no group contributes to an aggregator that has lost the shard.
+TEST_F(MovesTest, GroupsKnowTheAddressBeforeTheDecision) {
+  Begin();
+  Drain("agg-0");
+  const size_t before = cluster_.Lead(run_, 0).received.size();
+  TrainBoth(run_);
+  std::vector<std::string> order;
+  const auto& received = cluster_.Lead(run_, 0).received;
+  for (size_t i = before; i < received.size(); ++i) {
+    if (received[i].has_decision()) order.push_back("decision");
+    if (received[i].has_shard_addresses()) {
+      order.push_back(received[i].shard_addresses().shards(0).name());
+    }
+  }
+  EXPECT_THAT(order, ElementsAre("agg-2", "decision"));
+}
+
+TEST_F(MovesTest, CommitWaitsForTheTarget) {
+  Begin();
+  Drain("agg-0");
+  cluster_.behaviour.slow_copies = {"agg-2"};
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 1u);
+  EXPECT_EQ(ReasonOf(run_), "version 2 waits for the move of shard 0 to aggregator agg-2");
+  EXPECT_EQ(Move().reason(), "it fetches version 2");
+  cluster_.behaviour.slow_copies.clear();
+  cluster_.Reconnect(agg(2));
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  TrainBoth(run_);
+  ExpectMoved();
+  ExpectNoneEnded();
+}
+
+TEST_F(MovesTest, SlowTargetIsGivenUp) {
+  Begin();
+  Drain("agg-0");
+  cluster_.behaviour.slow_copies = {"agg-2"};
+  TrainBoth(run_);
+  cluster_.Run(absl::Minutes(2) + absl::Seconds(5));
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR,
+                       "the move of shard 0 from aggregator agg-0 to agg-2 is undone: the version "
+                       "was not copied in time"));
+  EXPECT_EQ(Move().to(), "");
+  EXPECT_EQ(Move().reason(),
+            "no other aggregator can take it: aggregator agg-2 has refused it");
+  // It is tried again.
+  cluster_.behaviour.slow_copies.clear();
+  cluster_.Run(absl::Minutes(2));
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 3u);
+  ExpectMoved();
+  ExpectNoneEnded();
+}
+
+TEST_F(MovesTest, WithoutAnotherAggregatorItWaits) {
+  Begin();
+  cluster_.Cordon("agg-2");
+  Drain("agg-0");
+  EXPECT_EQ(Move().to(), "");
+  EXPECT_EQ(Move().reason(), "no other aggregator can take it: aggregator agg-2 is cordoned");
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 2u);
+  cluster_.AddAggregator("agg-3");
+  EXPECT_EQ(Move().to(), "agg-3");
+  TrainBoth(run_);
+  EXPECT_THAT(Shards(), ElementsAre("agg-3", "agg-1"));
+  ExpectNoneEnded();
+}
+
+TEST_F(MovesTest, TargetWithTooLittleSpaceIsNotChosenAgain) {
+  Begin();
+  cluster_.AddAggregator("agg-3");
+  cluster_.behaviour.open_error = "there is too little space";
+  cluster_.behaviour.open_error_of = "agg-2";
+  Drain("agg-0");
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR, "is undone: there is too little space"));
+  EXPECT_EQ(Move().to(), "agg-3");
+  EXPECT_FALSE(Stores(2));
+  TrainBoth(run_);
+  EXPECT_THAT(Shards(), ElementsAre("agg-3", "agg-1"));
+  ExpectNoneEnded();
+}
+
+TEST_F(MovesTest, UndoEndsTheMove) {
+  Begin();
+  Drain("agg-0");
+  EXPECT_TRUE(Stores(2));
+  cluster_.Cordon("agg-0", /*undo=*/true);
+  EXPECT_FALSE(Stores(2)) << "the target removes what it has";
+  EXPECT_FALSE(StatusOf("agg-0").draining());
+  EXPECT_THAT(StatusOf("agg-0").moves(), IsEmpty());
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 2u);
+  EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
+  EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty());
+}
+
+TEST_F(MovesTest, TargetThatIsAwayIsNotAwaited) {
+  Begin();
+  Drain("agg-0");
+  cluster_.Kill(agg(2));
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  EXPECT_EQ(Move().reason(), "aggregator agg-2 is away");
+  agg(2).alive = true;
+  cluster_.Restart(agg(2));
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 3u);
+  ExpectMoved();
+  ExpectNoneEnded();
+}
+
+// The run waits for it as without a drain, and the shard moves afterwards.
+TEST_F(MovesTest, SourceIsLostDuringTheMove) {
+  Begin();
+  Drain("agg-0");
+  cluster_.behaviour.slow_copies = {"agg-2"};
+  TrainBoth(run_);
+  cluster_.Kill(agg(0));
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  EXPECT_THAT(ReasonOf(run_), HasSubstr("waiting for aggregator agg-0"));
+  cluster_.behaviour.slow_copies.clear();
+  agg(0).alive = true;
+  cluster_.Restart(agg(0));
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
+  ExpectMoved();
+  ExpectNoneEnded();
+}
+
+TEST_F(MovesTest, ShardsMoveOneAfterTheOther) {
+  Begin();
+  cluster_.AddAggregator("agg-3");
+  Drain("agg-0");
+  Drain("agg-1");
+  EXPECT_EQ(StatusOf("agg-1").moves(0).reason(), "another shard of the run moves first");
+  TrainBoth(run_);
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
+  EXPECT_THAT(Shards(), Not(::testing::Contains(::testing::AnyOf("agg-0", "agg-1"))));
+  ExpectNoneEnded();
+}
+
+TEST_F(MovesTest, MovesWhileNoGroupTrains) {
+  Begin();
+  for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return StateOf(run_, 0) == v1::GROUP_STATE_WAITING &&
+                                             StateOf(run_, 1) == v1::GROUP_STATE_WAITING; }));
+  Drain("agg-0");
+  ExpectMoved();
+  EXPECT_EQ(VersionOf(run_), 1u);
+  cluster_.AddWorkers(4);
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+}
+
+TEST_F(MovesTest, RunEndsDuringTheMove) {
+  Begin();
+  Drain("agg-0");
+  EXPECT_TRUE(Stores(2));
+  cluster_.StopRun(run_);
+  EXPECT_FALSE(Stores(2));
+  EXPECT_TRUE(Stores(0)) << "it has the model";
+  EXPECT_THAT(StatusOf("agg-0").moves(), IsEmpty());
+  Drain("agg-0");
+  EXPECT_THAT(cluster_.last_sole_models, ElementsAre(run_));
+  cluster_.Cordon("agg-2");
+  EXPECT_THAT(cluster_.last_sole_models, IsEmpty());
+}
+
+// A round is left without the move, rather than a group without its version.
+TEST_F(MovesTest, GroupThatLoadsAnOlderVersionPostponesTheMove) {
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 200);
+  spec.mutable_averaging()->set_quorum(1);
+  spec.mutable_averaging()->set_min_grace_ms(1);
+  run_ = SubmitTo(2, 2, spec);
+  TrainBoth(run_);
+  cluster_.AddAggregator("agg-2");
+  cluster_.behaviour.slow_pulls = {1};
+  TrainBoth(run_);
+  ASSERT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  Drain("agg-0");
+  EXPECT_EQ(Move().reason(), "group 1 loads an older version");
+  Train(run_, 0);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return VersionOf(run_) == 3; }));
+  EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
+  cluster_.behaviour.slow_pulls.clear();
+  cluster_.Reconnect(cluster_.Lead(run_, 1));
+  TrainBoth(run_);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return VersionOf(run_) >= 4; }));
+  TrainBoth(run_);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return VersionOf(run_) >= 5; }));
+  ExpectMoved();
+  ExpectNoneEnded();
+}
+
+TEST_F(MovesTest, CopiesOfShardsFollow) {
+  Begin(/*copies=*/2);
+  Drain("agg-0");
+  TrainBoth(run_);
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
+  ExpectMoved();
+  const v1::RunStatus run = cluster_.RunStatus(run_);
+  ASSERT_EQ(run.copies_size(), 2);
+  EXPECT_EQ(run.copies(1).aggregator(), "agg-2");
+  EXPECT_EQ(run.copies(0).version(), 3u);
+  EXPECT_EQ(run.copies(1).version(), 3u);
+  cluster_.Wipe(agg(2));
+  ExpectRestored(run_);
+  EXPECT_THAT(cluster_.RunStatus(run_).warnings(), IsEmpty()) << "from the copy, with its states";
+}
+
+// Every transaction of a move leaves a state from which it continues.
+TEST_F(MovesTest, CoordinatorCrashes) {
+  Begin();
+  int crash = 0;
+  for (int n = 1; n <= 12; ++n) {
+    const std::string from = Shards()[0];
+    cluster_.CrashAfterTransaction(n);
+    Drain(from);
+    const uint32_t version = VersionOf(run_);
+    TrainBoth(run_);
+    if (VersionOf(run_) == version) TrainBoth(run_);
+    cluster_.RestartCoordinator();
+    if (VersionOf(run_) == version) TrainBoth(run_);
+    TrainBoth(run_);
+    EXPECT_GT(VersionOf(run_), version) << "crash " << n << ": " << ReasonOf(run_);
+    EXPECT_NE(Shards()[0], from) << "crash " << n;
+    EXPECT_EQ(Stores(0) + Stores(1) + Stores(2), 2) << "crash " << n;
+    EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty()) << "crash " << n;
+    cluster_.Cordon(from, /*undo=*/true);
+    crash = n;
+  }
+  EXPECT_EQ(crash, 12);
+  EXPECT_EQ(cluster_.Counter("shards_lost"), 0u);
+}
+
+// The record names an aggregator that the shard has left.
+TEST_F(MovesTest, StoreIsOlderThanTheMove) {
+  Begin();
+  const std::map<std::string, std::string> copy = cluster_.store();
+  Drain("agg-0");
+  TrainBoth(run_);
+  TrainBoth(run_);
+  ExpectMoved();
+  ASSERT_EQ(VersionOf(run_), 3u);
+  cluster_.RollBackStore(copy);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1")) << ReasonOf(run_);
+  EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 4u) << ReasonOf(run_);
+}
+
+}  // namespace
+}  // namespace cadre::testing
