@@ -64,8 +64,8 @@ class Runs {
   Run* Visit(absl::string_view id);
   void Visit(const Run& run) { unsettled_.insert(run.number()); }
   void VisitAll();
-  // Those that no aggregators could be chosen for: one of these has changed. `draining`: there may be
-  // runs whose shards are to move to others.
+  // Those that no aggregators could be chosen for: one of these has changed. `draining`: there may
+  // be runs whose shards are to move to others.
   void VisitWaitingForAggregators(bool draining);
   struct Settled {
     // A run that has ended was visited.

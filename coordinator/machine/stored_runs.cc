@@ -144,14 +144,11 @@ void StoredRuns::OnReport(const Member& aggregator, const v1::RunReport& report)
   cluster_.Count("runs_brought_forward");
 }
 
-void StoredRuns::OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message) {
+bool StoredRuns::OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message) {
   stored_[aggregator.record.name()].erase({message.run(), message.lineage()});
-  if (deleted_.Contains(message.run(), message.lineage())) {
-    deleted_.Confirm(aggregator, message.run());
-  } else if (Run* const run = runs_.Find(message.run());
-             run != nullptr && run->record().lineage() == message.lineage()) {
-    run->OnFilesRemoved(aggregator);
-  }
+  if (!deleted_.Contains(message.run(), message.lineage())) return false;
+  deleted_.Confirm(aggregator, message.run());
+  return true;
 }
 
 void StoredRuns::Adopt(const AdoptRuns& adopt) {

@@ -36,7 +36,8 @@ class StoredRuns {
   // The aggregator has joined.
   void OnJoined(const Member& aggregator, const v1::Hello& hello);
   void OnReport(const Member& aggregator, const v1::RunReport& report);
-  void OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message);
+  // Returns false unless the run was deleted.
+  bool OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message);
   // The stream of the aggregator has ended, or its lease.
   void OnAggregatorLost(const std::string& aggregator) {
     if (adoption_.has_value()) adoption_->Lose(aggregator);

@@ -1,7 +1,8 @@
 // The aggregators of a run: their shards, and whether the versions on their disks match. Changes
 // the fields of RunRecord that name them (shards, former_shards).
 //
-//   aggregators.cc          opening of shards, fences, orders to apply
+//   aggregators.cc          opening of shards
+//   shard_orders.cc         what is sent to aggregators: to open shards, fences, rounds to apply
 //   shard_choice.cc         the choice of aggregators
 //   aggregators_restore.cc  the restoring of lost shards
 //   shard_moves.cc          moves from aggregators that are drained
@@ -23,6 +24,7 @@
 #include "coordinator/run/shard_choice.h"
 #include "coordinator/run/shard_directory.h"
 #include "coordinator/run/shard_moves.h"
+#include "coordinator/run/shard_orders.h"
 #include "coordinator/run/shard_restore.h"
 #include "coordinator/run/shards.h"
 #include "coordinator/run/slot.h"
@@ -45,12 +47,15 @@ class Aggregators {
         rounds_(rounds),
         cluster_(context.cluster),
         shards_(stored.record()),
+        orders_(run, stored.record(), cluster_),
         choice_(run, stored, shards_, cluster_),
         copies_(run, stored.record(), cluster_),
         moves_(run, stored,
                {.shards = shards_,
                 .choice = choice_,
                 .copies = copies_,
+                .orders = orders_,
+                .directory = directory_,
                 .versions = rounds.versions()},
                cluster_),
         directory_(run, stored.record(), shards_, context) {}
@@ -62,11 +67,10 @@ class Aggregators {
   // The moves of shards to other aggregators.
   const ShardMoves& moves() const { return moves_; }
   ShardMoves& moves() { return moves_; }
-  void AdvanceMoves();
-  // A shard has moved: opens it on its new aggregator, and tells the groups.
-  void OnMoved(uint32_t shard);
-  // Requires: the slot has a generation.
-  std::string KeyOf(const Slot& slot) const { return cluster_.KeyOf(slot.record().generation()); }
+  // Orders copies, and the fetching of a version by an aggregator to which a shard moves. Returns
+  // whether the closing commit waits for one.
+  bool AwaitsCopies();
+  ShardOrders& orders() { return orders_; }
   // What the groups know of the aggregators.
   const ShardDirectory& directory() const { return directory_; }
 
@@ -91,7 +95,6 @@ class Aggregators {
   }
   // A shard that holds another version than the run is lost. Requires: IsOfShard.
   void OnOpened(const Member& member, const v1::RunOpened& opened);
-  void RequestReport(const Member& aggregator) const;
   // All shards are to be opened again.
   void Reset() {
     shards_.Reset();
@@ -99,16 +102,8 @@ class Aggregators {
     moves_.Reset();
   }
 
-  // The lowest generation of the slot that aggregators accept has changed.
-  void AddFence(const Slot& slot) { fences_[slot.group()] = LowestGeneration(slot); }
-  // Sends the aggregators the generations that have changed.
-  void SendFences();
   // Orders the shards that accept contributions to apply the closing commit.
   void SendApplies();
-
-  // Tells the shards that the newest version is published. One that does not receive it learns it
-  // from OpenRun or the next order.
-  void SendPublish() const;
 
   // ---- Lost shards
   struct LostShard {
@@ -131,19 +126,6 @@ class Aggregators {
   std::string CheckOpened(const Member& member, const v1::RunOpened& opened) const;
   void Lose(const v1::RunOpened& opened, const std::string& reason);
   void RecordInitialModel();
-  // The lowest generation of the slot that aggregators accept.
-  uint32_t LowestGeneration(const Slot& slot) const;
-  // `hollow`: the shard discards what it holds and is hollow at this version.
-  void SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow = std::nullopt) {
-    SendOpenRun(record_.shards(static_cast<int>(shard)), shard, hollow);
-  }
-  void SendOpenRun(const std::string& aggregator, uint32_t shard, std::optional<uint32_t> hollow);
-  void Send(uint32_t shard, const v1::CoordinatorMessage& message) const {
-    Send(record_.shards(static_cast<int>(shard)), message);
-  }
-  void Send(const std::string& aggregator, const v1::CoordinatorMessage& message) const;
-  void SendApply(uint32_t shard) const;
-
   ShardRestore::View RestoreView(uint32_t shard) const;
   // States what a shard has lost that was restored without its states.
   void WarnOfLostStates(uint32_t shard, uint32_t version);
@@ -163,12 +145,11 @@ class Aggregators {
   RunRounds& rounds_;
   Cluster& cluster_;
   Shards shards_;
+  ShardOrders orders_;
   ShardChoice choice_;
   CopyOrders copies_;
   ShardMoves moves_;
   ShardDirectory directory_;
-  // Groups whose lowest accepted generation has changed in this event. They may have been removed.
-  std::map<uint32_t, uint32_t> fences_;
 };
 
 }  // namespace cadre

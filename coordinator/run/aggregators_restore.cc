@@ -65,7 +65,7 @@ std::optional<Aggregators::LostShard> Aggregators::Restore() {
     if (restore.ready()) {
       SendRestoringApply(shard, restore);
     } else {
-      SendOpenRun(shard, restore.attempt()->hollow);
+      orders_.Open(shard, restore.attempt()->hollow);
     }
   }
   return std::nullopt;
@@ -75,7 +75,7 @@ void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
   const ShardRestore::Attempt& attempt = *restore.attempt();
   if (attempt.source == ShardRestore::Source::kOpenRound) return;
   if (attempt.source == ShardRestore::Source::kCopy) return copies_.SendBack(shard);
-  if (attempt.round() > record_.version()) return SendApply(shard);
+  if (attempt.round() > record_.version()) return orders_.Apply(shard);
   v1::CoordinatorMessage message;
   v1::Apply& apply = *message.mutable_apply();
   apply.set_run(run_.id());
@@ -99,7 +99,7 @@ void Aggregators::SendRestoringApply(uint32_t shard, ShardRestore& restore) {
     *apply.mutable_participants() = run_.commits().newest()->participants();
     apply.set_trim(run_.commits().newest()->trim());
   }
-  Send(shard, message);
+  orders_.Send(shard, message);
 }
 
 void Aggregators::RepeatCopyBack(uint32_t holder) {
@@ -177,7 +177,7 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
     if (run_.commits().closing()->digests(static_cast<int>(shard)).applied()) {
       rounds_.Revoke(shard);
     }
-    SendApply(shard);
+    orders_.Apply(shard);
   }
   return true;
 }

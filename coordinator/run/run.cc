@@ -200,6 +200,7 @@ void Run::FinishEvaluation() {
 }
 
 void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
+  if (message.has_run_deleted()) return aggregators_.moves().OnRemoved(member.record.name());
   if (parked() || behind()) return;
   if (message.has_run_opened()) {
     OnRunOpened(member, message.run_opened());
@@ -221,7 +222,7 @@ void Run::OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed) 
 
 void Run::OnAggregatorJoined(const Member& member) {
   aggregators_.OnJoined(member, active());
-  if (behind()) aggregators_.RequestReport(member);
+  if (behind()) aggregators_.orders().RequestReport(member);
 }
 
 void Run::OnAggregatorLost(const std::string& name) {
@@ -286,14 +287,10 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
 }
 
 void Run::FinishCommit() {
-  aggregators_.copies().Send();
-  aggregators_.moves().Send();
-  if (aggregators_.copies().AwaitedUntil() > cluster_.now() || aggregators_.moves().IsAwaited()) {
-    return;
-  }
+  if (aggregators_.AwaitsCopies()) return;
   rounds_.Commit();
-  CompleteMove();
-  if (commits().newest()->attempt() > 0) aggregators_.SendPublish();
+  groups_.CompleteMove();
+  if (commits().newest()->attempt() > 0) aggregators_.orders().Publish();
   aggregators_.copies().Report();
   attribution_.OnCommit();
   if (const std::string empty = rounds_.screening().WhyEmpty(); !empty.empty()) {
@@ -350,21 +347,6 @@ void Run::FinishCommit() {
   if (evaluation_.complete()) FinishEvaluation();
 }
 
-void Run::CompleteMove() {
-  const std::optional<ShardMoves::Moved> moved = aggregators_.moves().Complete();
-  if (!moved.has_value()) return;
-  // They have delayed the move for many rounds, and the aggregator does not have what they load.
-  for (const uint32_t group : Slots::Groups(slots_.started())) {
-    if (!rounds_.versions().IsLoading(group)) continue;
-    groups_.Fence(slots_[group],
-                  absl::StrCat("shard ", moved->shard, " has moved without the version it loads"),
-                  kReleased);
-    cluster_.Count("groups_left_out");
-  }
-  aggregators_.OnMoved(moved->shard);
-  groups_.UpdateDemand();
-}
-
 absl::Status Run::Resume() {
   CADRE_RETURN_IF_ERROR(CheckNotBehind(*this));
   return parking_.Resume();
@@ -386,11 +368,12 @@ bool Run::Form(std::vector<std::string>& idle, int& formations) {
 void Run::Advance() {
   groups_.EndPatience();
   attribution_.JudgeReports();
+  aggregators_.moves().Replace(obligations_.LateAggregators());
   if (const auto lost = aggregators_.Restore()) parking_.Park(*lost);
   aggregators_.copies().Send();
-  if (active()) aggregators_.AdvanceMoves();
+  if (active()) aggregators_.moves().Advance();
   if (committing() && commits().applied()) FinishCommit();
-  if (active() && aggregators_.moves().Idle()) CompleteMove();
+  if (active() && aggregators_.moves().Idle()) groups_.CompleteMove();
   // The end of an evaluation waits for lost shards.
   if (averages() && shards_open() && evaluation_.complete()) FinishEvaluation();
   if (!live() || parking_.AdvanceRollback()) return;
@@ -454,7 +437,7 @@ void Run::FallBehind(uint32_t version) {
   rounds_.Reopen();
   cluster_.Count("runs_behind");
   for (const std::string& id : cluster_.members().aggregators()) {
-    aggregators_.RequestReport(*cluster_.members().Find(id));
+    aggregators_.orders().RequestReport(*cluster_.members().Find(id));
   }
 }
 

@@ -104,10 +104,6 @@ class Run final : public RunWithStatus {
   // An aggregator has not carried out an order for this run.
   void OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed);
   void OnAggregatorJoined(const Member& member);
-  // The aggregator has removed the files of the run, although the run is not deleted.
-  void OnFilesRemoved(const Member& member) {
-    aggregators_.moves().OnRemoved(member.record.name());
-  }
   // The stream of the aggregator has ended, or its lease.
   void OnAggregatorLost(const std::string& name);
   // The record is older than the values, which have this version: ends the groups, and requests
@@ -128,7 +124,7 @@ class Run final : public RunWithStatus {
   // Sends the aggregators the generations that have changed, and reports what members owe the run
   // and is late. Called when the run is settled, and no groups are left to form.
   void EndEvent() {
-    aggregators_.SendFences();
+    aggregators_.orders().SendFences();
     obligations_.Update();
   }
   // The next time at which Form or Advance has work without an event; InfiniteFuture if none.
@@ -146,9 +142,6 @@ class Run final : public RunWithStatus {
   void OnApplied(const Member& member, const v1::Applied& applied);
   // Finishes the closing commit unless copies are awaited. Requires: all shards have applied it.
   void FinishCommit();
-  // A shard is on another aggregator from now on, if its move is complete. Requires: no group has
-  // begun to contribute to the open round.
-  void CompleteMove();
   // Ends the evaluation, and the run if the stop rule is met.
   void FinishEvaluation();
   // Ends the run if there is a reason why it fails.

@@ -101,6 +101,20 @@ void RunGroups::UpdateDemand() {
   cluster_.queue().Set(run_.number(), std::move(queued));
 }
 
+void RunGroups::CompleteMove() {
+  const std::optional<ShardMoves::Moved> moved = aggregators_.moves().Complete();
+  if (!moved.has_value()) return;
+  // They have delayed the move for many rounds, and the aggregator does not have what they load.
+  for (const uint32_t group : Slots::Groups(slots_.started())) {
+    if (!rounds_.versions().IsLoading(group)) continue;
+    Fence(slots_[group],
+          absl::StrCat("shard ", moved->shard, " has moved without the version it loads"),
+          kReleased);
+    cluster_.Count("groups_left_out");
+  }
+  UpdateDemand();
+}
+
 size_t RunGroups::CountServableSlots() const {
   return CountServable(run_, cluster_.members(), cluster_.queue(), cluster_.now());
 }
@@ -201,7 +215,7 @@ void RunGroups::FormGeneration(Slot& slot, const Formation& formation) {
   Moved(slot);
   // The aggregators must refuse older generations, and know the key of the new one, before it
   // contributes.
-  aggregators_.AddFence(slot);
+  aggregators_.orders().AddFence(slot);
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
     cluster_.members().Place(*cluster_.members().Find(formation.members[rank]), slot.Place(rank));
     SendAssignment(slot, rank);
@@ -239,7 +253,7 @@ void RunGroups::SendAssignment(const Slot& slot, uint32_t rank) {
     const Member* const peer = cluster_.members().Find(id);
     assignment.add_peers(peer == nullptr ? "" : peer->record.address());
   }
-  assignment.set_key(aggregators_.KeyOf(slot));
+  assignment.set_key(aggregators_.orders().KeyOf(slot));
   for (const v1::ShardAddress& address : aggregators_.directory().Addresses()) {
     *assignment.add_shards() = address;
   }
@@ -451,7 +465,7 @@ void RunGroups::Fence(Slot& slot, absl::string_view reason, v1::FailureCause cau
     slot.AddFailure(cause, std::string(reason), cluster_.now());
   }
   Moved(slot);
-  aggregators_.AddFence(slot);
+  aggregators_.orders().AddFence(slot);
 }
 
 void RunGroups::EndDistrusted(Slot& slot, const std::string& reason) {

@@ -5,6 +5,7 @@
 //   a lost shard                         its aggregator: open_run, copy_shard or apply; or the
 //                                        groups that were asked for their values: restage
 //   a commit that waits for a copy       the holder of the copy: copy_shard
+//   a commit that waits for a move       the target of the move: copy_shard
 //   a group with a version to load       the group: pull
 //   a part of the test split             the group: evaluate
 //   a group that waits for a plan        the planner: plan
@@ -70,6 +71,14 @@ std::string RunObligations::Reason() const {
   return late.empty() ? "" : late.front().Text();
 }
 
+std::set<std::string> RunObligations::LateAggregators() const {
+  std::set<std::string> names;
+  for (const LateObligation& late : obligations_.Late(cluster_.now())) {
+    if (late.what.kind == "open_run" || late.what.kind == "apply") names.insert(late.what.member);
+  }
+  return names;
+}
+
 void RunObligations::FillDelayed(const Member& aggregator, v1::AggregatorStatus& status) const {
   for (const LateObligation& late : obligations_.Late(cluster_.now())) {
     const Obligation& what = late.what;
@@ -117,6 +126,13 @@ void RunObligations::AddOrders(std::vector<Obligation>& owed) const {
     AddOrder(holder, "copy_shard", version.version,
              absl::StrCat("copied version ", version.version, " of shard ", shard), owed);
   }
+  const ShardMoves& moves = parts_.aggregators.moves();
+  if (!moves.IsAwaited()) return;
+  const uint32_t round = run_.commits().closing()->round();
+  AddOrder(moves.target(), "copy_shard", round,
+           absl::StrCat("copied version ", round, " of shard ", run_.record().move().shard(),
+                        ", which moves to it"),
+           owed);
 }
 
 void RunObligations::AddRestore(uint32_t shard, const ShardRestore& restore,
@@ -159,18 +175,18 @@ void RunObligations::AddWork(std::vector<Obligation>& owed) const {
   }
 }
 
-void RunObligations::AddOrder(uint32_t shard, absl::string_view kind, uint32_t number,
-                              absl::string_view what, std::vector<Obligation>& owed) const {
-  const std::string& name = run_.record().shards(static_cast<int>(shard));
-  const Member* const member = cluster_.members().Aggregator(name);
+void RunObligations::AddOrder(const std::string& aggregator, absl::string_view kind,
+                              uint32_t number, absl::string_view what,
+                              std::vector<Obligation>& owed) const {
+  const Member* const member = cluster_.members().Aggregator(aggregator);
   if (member == nullptr || !member->connected()) return;
   const v1::DelayedOrder* const report = FindReport(*member, run_.id(), kind);
   const double bytes =
       static_cast<double>(run_.Parameters()) / run_.shards().size() * sizeof(float);
   owed.push_back({.kind = std::string(kind),
-                  .member = name,
+                  .member = aggregator,
                   .number = number,
-                  .text = absl::StrCat("aggregator ", name, " has not ", what),
+                  .text = absl::StrCat("aggregator ", aggregator, " has not ", what),
                   .error = report == nullptr ? std::string(kNotReported) : report->reason(),
                   .allowed = kMaxObligationAge + absl::Seconds(bytes / kMinDiskBytesPerSecond)});
 }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,8 @@ class RunObligations {
   size_t CountLate() const { return obligations_.Late(cluster_.now()).size(); }
   // What is late; empty if nothing is.
   std::string Reason() const;
+  // Names of the aggregators that are late to open their shard, or to apply the closing round.
+  std::set<std::string> LateAggregators() const;
   // Adds orders that are late and that the aggregator itself does not report.
   void FillDelayed(const Member& aggregator, v1::AggregatorStatus& status) const;
 
@@ -56,7 +59,11 @@ class RunObligations {
   void AddWork(std::vector<Obligation>& owed) const;
   // `what`: what the member has not done.
   void AddOrder(uint32_t shard, absl::string_view kind, uint32_t number, absl::string_view what,
-                std::vector<Obligation>& owed) const;
+                std::vector<Obligation>& owed) const {
+    AddOrder(run_.record().shards(static_cast<int>(shard)), kind, number, what, owed);
+  }
+  void AddOrder(const std::string& aggregator, absl::string_view kind, uint32_t number,
+                absl::string_view what, std::vector<Obligation>& owed) const;
   void AddGroup(const Slot& slot, absl::string_view kind, uint32_t number, absl::string_view what,
                 std::vector<Obligation>& owed) const;
   absl::Time ProgressOf(const Slot& slot) const;

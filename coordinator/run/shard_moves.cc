@@ -43,7 +43,7 @@ constexpr uint32_t kMaxPostponed = 8;
 
 // ---- The move
 
-void ShardMoves::Advance(Open open) {
+void ShardMoves::Advance() {
   lacking_.clear();
   if (!run_.averages() || !run_.commits().newest().has_value()) return;
   if (record_.has_move()) {
@@ -55,7 +55,7 @@ void ShardMoves::Advance(Open open) {
   if (!hollow.has_value() || cluster_.members().ConnectedAggregator(target()) == nullptr) return;
   if (at_target_.ordered != hollow) {
     at_target_ = {.ordered = hollow};
-    open(target(), record_.move().shard(), *hollow);
+    parts_.orders.Open(target(), record_.move().shard(), *hollow);
   }
   Send();
 }
@@ -74,7 +74,6 @@ void ShardMoves::Begin() {
     record_.mutable_move()->set_shard(shard);
     record_.mutable_move()->set_to(placement.chosen.front());
     stored_.Save();
-    cluster_.Count("shard_moves_begun");
     cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(),
                        absl::StrCat("shard ", shard, " moves from aggregator ", source, " to ",
                                     target(), ", with the next version"));
@@ -98,7 +97,7 @@ void ShardMoves::Undo(absl::string_view why) {
   cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(),
                      absl::StrCat("the move of shard ", move.shard(), " from aggregator ",
                                   SourceOf(move.shard()), " to ", move.to(), " is undone: ", why));
-  cluster_.Count("shard_moves_undone");
+  cluster_.Count("moves_undone");
   parts_.choice.Exclude(move.to());
   record_.clear_move();
   at_target_ = AtTarget();
@@ -127,8 +126,7 @@ std::optional<uint32_t> ShardMoves::HollowVersion() const {
 std::optional<ShardMoves::Version> ShardMoves::VersionToFetch() const {
   const bool closing = run_.committing() && run_.commits().applied();
   if (!closing && !Idle()) return std::nullopt;
-  const v1::CommitRecord& commit =
-      closing ? *run_.commits().closing() : *run_.commits().newest();
+  const v1::CommitRecord& commit = closing ? *run_.commits().closing() : *run_.commits().newest();
   const std::optional<uint64_t> digest = DigestOf(commit, record_.move().shard());
   if (!digest.has_value()) return std::nullopt;
   return Version{commit.round(), *digest};
@@ -194,23 +192,59 @@ std::optional<ShardMoves::Moved> ShardMoves::Complete() {
     if (late) Undo("the version was not copied in time");
     return std::nullopt;
   }
-  const Moved moved{shard, SourceOf(shard)};
-  parts_.copies.Close(moved.from);
-  record_.set_shards(static_cast<int>(shard), target());
+  const std::string to = target();
   record_.clear_move();
-  AddLeaving(moved.from);
-  stored_.Save();
   at_target_ = AtTarget();
+  const Moved moved = SetAggregator(shard, to);
   v1::RunOpened opened;
   opened.set_shard(shard);
   opened.set_version(record_.version());
   opened.set_digest(*digest);
   parts_.shards.Open(opened);
+  // With the keys of the groups.
+  parts_.orders.Open(shard);
   cluster_.Count("shards_moved");
   cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(),
                      absl::StrCat("shard ", shard, " has moved from aggregator ", moved.from,
                                   " to ", SourceOf(shard), ", with version ", record_.version()));
   return moved;
+}
+
+ShardMoves::Moved ShardMoves::SetAggregator(uint32_t shard, const std::string& name) {
+  Moved moved{shard, SourceOf(shard)};
+  parts_.copies.Close(moved.from);
+  record_.set_shards(static_cast<int>(shard), name);
+  AddLeaving(moved.from);
+  stored_.Save();
+  parts_.directory.SendToGroups();
+  return moved;
+}
+
+// The late answers of the former aggregator have no effect, because the record does not name it.
+std::optional<ShardMoves::Moved> ShardMoves::Replace(const std::set<std::string>& hung) {
+  if (hung.empty()) return std::nullopt;
+  for (int shard = 0; shard < record_.shards_size(); ++shard) {
+    const std::string& source = SourceOf(shard);
+    const bool connected = cluster_.members().ConnectedAggregator(source) != nullptr;
+    // It may have answered in this event.
+    const bool owes = !parts_.shards.IsOpen(shard) ||
+                      (run_.committing() && !run_.commits().closing()->digests(shard).applied());
+    if (!hung.contains(source) || !connected || !owes) continue;
+    if (!parts_.copies.VersionFor(shard).has_value()) continue;
+    const ShardPlacement placement = parts_.choice.FindReplacement();
+    if (placement.chosen.empty()) return std::nullopt;
+    if (record_.has_move()) Undo("another shard of the run is restored");
+    const Moved moved = SetAggregator(shard, placement.chosen.front());
+    const std::string reason =
+        absl::StrCat("aggregator ", moved.from, " does not carry out its orders");
+    parts_.shards.Lose(shard, ShardRestore(reason));
+    cluster_.Count("shards_lost");
+    cluster_.ReportRun(v1::EVENT_KIND_SHARD_LOST, run_.id(),
+                       absl::StrCat("shard ", shard, " is lost: ", reason, "; aggregator ",
+                                    SourceOf(shard), " restores it from its copy"));
+    return moved;
+  }
+  return std::nullopt;
 }
 
 // ---- The target
@@ -253,14 +287,8 @@ bool ShardMoves::IsLeaving(absl::string_view name) const {
 
 void ShardMoves::AddLeaving(const std::string& name) {
   if (!IsLeaving(name)) record_.add_leaving(name);
-  if (const Member* const member = cluster_.members().Aggregator(name)) SendDelete(*member);
-}
-
-void ShardMoves::SendDelete(const Member& aggregator) const {
-  v1::CoordinatorMessage message;
-  message.mutable_delete_run()->set_run(run_.id());
-  message.mutable_delete_run()->set_lineage(record_.lineage());
-  cluster_.SendTo(aggregator.id(), message);
+  if (const Member* const member = cluster_.members().Aggregator(name))
+    parts_.orders.Delete(*member);
 }
 
 void ShardMoves::OnRemoved(absl::string_view name) {

@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "coordinator/cluster/cluster.h"
@@ -18,6 +18,8 @@
 #include "coordinator/run/run_versions.h"
 #include "coordinator/run/shard_choice.h"
 #include "coordinator/run/shard_copies.h"
+#include "coordinator/run/shard_directory.h"
+#include "coordinator/run/shard_orders.h"
 #include "coordinator/run/shards.h"
 #include "coordinator/run/stored_run.h"
 #include "proto/cadre/v1/control.pb.h"
@@ -35,18 +37,17 @@ class ShardMoves {
     Shards& shards;
     ShardChoice& choice;
     CopyOrders& copies;
+    ShardOrders& orders;
+    const ShardDirectory& directory;
     const RunVersions& versions;
   };
   // All are borrowed.
   ShardMoves(const RunView& run, StoredRun& stored, const Parts& parts, Cluster& cluster)
       : run_(run), stored_(stored), record_(stored.record()), parts_(parts), cluster_(cluster) {}
 
-  // Sends the order to open the shard as hollow at this version to the aggregator of this name.
-  using Open = absl::FunctionRef<void(const std::string& aggregator, uint32_t shard,
-                                      uint32_t hollow)>;
   // Begins a move if an aggregator is drained, continues it, or undoes it. Requires: the run is
   // active.
-  void Advance(Open open);
+  void Advance();
   // Orders the target to fetch the closing version, once all shards have applied it, or, while no
   // group trains, the newest one.
   void Send();
@@ -61,6 +62,10 @@ class ShardMoves {
     std::string from;
   };
   std::optional<Moved> Complete();
+  // The aggregators with these names are connected, but do not carry out their orders. A shard of
+  // one of them that has a copy is lost there, and is to be restored on another aggregator, which
+  // the record names from now on. Returns the shard.
+  std::optional<Moved> Replace(const std::set<std::string>& hung);
   // Whether no group trains, so that the newest version remains the newest one.
   bool Idle() const;
 
@@ -76,8 +81,6 @@ class ShardMoves {
 
   // ---- Aggregators that a shard has left, or to which a move was undone
   bool IsLeaving(absl::string_view name) const;
-  // Orders the aggregator to remove the files of the run. Requires: IsLeaving.
-  void SendDelete(const Member& aggregator) const;
   // The aggregator has removed them.
   void OnRemoved(absl::string_view name);
 
@@ -105,7 +108,8 @@ class ShardMoves {
     return record_.shards(static_cast<int>(shard));
   }
   bool IsTarget(const Member& member, uint32_t shard) const {
-    return record_.has_move() && member.record.name() == target() && record_.move().shard() == shard;
+    return record_.has_move() && member.record.name() == target() &&
+           record_.move().shard() == shard;
   }
   void Begin();
   // Why the move that has begun cannot go on; empty if it can.
@@ -113,6 +117,9 @@ class ShardMoves {
   // The target removes what it has, and is not chosen again for some time.
   void Undo(absl::string_view why);
   void AddLeaving(const std::string& name);
+  // The record names this aggregator for the shard, and its former one has to remove it. The groups
+  // are told.
+  Moved SetAggregator(uint32_t shard, const std::string& name);
   // The version at which the target is to be hollow; nothing while no version can be fetched.
   std::optional<uint32_t> HollowVersion() const;
   std::optional<Version> VersionToFetch() const;

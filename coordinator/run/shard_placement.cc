@@ -119,9 +119,9 @@ ShardPlacement PlaceOneShard(const v1::RunSpec& spec, uint64_t parameters, size_
   if (best != nullptr) {
     placement.chosen.push_back(best->name);
   } else {
-    placement.reason =
-        absl::StrCat("no other aggregator can take it: ",
-                     unusable.empty() ? "each has a shard of the run" : absl::StrJoin(unusable, "; "));
+    placement.reason = absl::StrCat(
+        "no other aggregator can take it: ",
+        unusable.empty() ? "each has a shard of the run" : absl::StrJoin(unusable, "; "));
   }
   return placement;
 }

@@ -151,6 +151,7 @@ void CollectCounters(const Machine& machine, Metrics& metrics) {
                            "runs_submitted",
                            "shards_copied",
                            "shards_lost",
+                           "shards_moved",
                            "shards_restored",
                            "warnings"}) {
     counters[name] = 0;

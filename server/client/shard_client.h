@@ -18,7 +18,8 @@ namespace cadre {
 
 // Where a shard is.
 struct ShardLocation {
-  // An address alone is the location of a server with any certificate. Implicit, as a test names it.
+  // An address alone is the location of a server with any certificate. Implicit, as a test names
+  // it.
   ShardLocation(std::string host_port = "", std::string name = "")
       : address(std::move(host_port)), aggregator(std::move(name)) {}
 

@@ -447,9 +447,8 @@ TEST_F(AccessTest, HelloIsRefusedWithTheReason) {
 // A rank connects only to the aggregator that the coordinator named.
 TEST_F(AccessTest, RanksCheckTheNameOfAnAggregator) {
   for (const std::string expected : {kAggregator, "a-1"}) {
-    RoundsClient client(
-        [&, this] { return ShardLocation(aggregator_->address(), expected); },
-        {.silence = absl::Milliseconds(500)}, nullptr, kKey, Load("worker"));
+    RoundsClient client([&, this] { return ShardLocation(aggregator_->address(), expected); },
+                        {.silence = absl::Milliseconds(500)}, nullptr, kKey, Load("worker"));
     std::vector<float> values(15);
     Traffic traffic;
     const absl::Status pulled = client.Pull(PullOf(run_, 0, 0, 15), values, &traffic);

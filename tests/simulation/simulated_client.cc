@@ -238,7 +238,8 @@ absl::Status SimulatedShardClient::RunPull(
 absl::Status SimulatedShardClient::Pull(const v1::PullRequest& request, std::span<float> out,
                                         Traffic* traffic, std::stop_token stop) {
   if (out.empty()) return absl::OkStatus();
-  if (world_.plant == Plant::kPullOneShard && options_.location().address != bulk_.directory[0]->address()) {
+  if (world_.plant == Plant::kPullOneShard &&
+      options_.location().address != bulk_.directory[0]->address()) {
     return absl::OkStatus();
   }
   Call call{MakeTransfer(ShardTransfer::Direction::kPull, out.size()), std::move(stop)};

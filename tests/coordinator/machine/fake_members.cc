@@ -294,6 +294,7 @@ bool FakeMembers::Act() {
 
 void FakeMembers::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessage& message) {
   aggregator.received.push_back(message);
+  if (behaviour.hung.contains(aggregator.name)) return;
   if (message.has_open_run() && behaviour.open) {
     OnOpenRun(aggregator, message.open_run());
   } else if (message.has_fence()) {
@@ -388,6 +389,7 @@ void FakeMembers::OnReportRun(FakeAggregator& aggregator, const std::string& run
     *report.mutable_open() = shard.open;
     if (shard.newest.round() > 0) *report.mutable_newest() = shard.newest;
     report.set_closed(shard.closed);
+    if (!shard.digests.contains(shard.version)) return Post(aggregator.connection, report);
     v1::ShardState& state = *report.mutable_state();
     state.set_run(report.run());
     state.set_lineage(shard.lineage);
@@ -484,7 +486,7 @@ void FakeMembers::OnCopyShard(FakeAggregator& aggregator, const v1::CopyShard& o
       << order.ShortDebugString();
   if (restores) {
     EXPECT_EQ(shard.hollow, order.version() - 1);
-    shard.newest = original.newest;
+    if (original.shard == order.shard()) shard.newest = original.newest;
     shard.digests[order.version()] = order.digest();
     shard.version = order.version();
     shard.hollow.reset();

@@ -119,7 +119,8 @@ class FakeMembers {
     bool prepare = true;
     bool train = true;
     bool apply = true;
-    // Aggregators that do not carry out CopyShard.
+    // Aggregators that carry out no order, and those that do not carry out CopyShard.
+    std::set<std::string> hung;
     std::set<std::string> slow_copies;
     // Whether aggregators answer OpenRun.
     bool open = true;

@@ -19,7 +19,7 @@ class MovesTest : public RestoreShardTest {
  protected:
   // Two shards and two groups of two workers; version 1 is committed. agg-2 stores nothing.
   void Begin(uint32_t copies = 1) {
-    v1::RunSpec spec = MakeSpec(2, 2, 5, 100);
+    v1::RunSpec spec = MakeSpec(2, 2, 5, 1000);
     spec.mutable_averaging()->mutable_outer()->mutable_nesterov();
     spec.mutable_averaging()->set_copies(copies);
     run_ = SubmitTo(2, 4, spec);
@@ -32,7 +32,8 @@ class MovesTest : public RestoreShardTest {
     ASSERT_TRUE(cluster_.last_status.ok()) << cluster_.last_status;
   }
   v1::AggregatorStatus StatusOf(const std::string& name) {
-    for (const v1::AggregatorStatus& aggregator : cluster_.Status().aggregators()) {
+    const v1::StatusReply status = cluster_.Status();
+    for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
       if (aggregator.member().name() == name) return aggregator;
     }
     ADD_FAILURE() << "no aggregator " << name;
@@ -45,8 +46,8 @@ class MovesTest : public RestoreShardTest {
     return status.moves_size() == 1 ? status.moves(0) : v1::ShardMove();
   }
   std::vector<std::string> Shards() {
-    const auto& shards = cluster_.StoredRun(run_).shards();
-    return {shards.begin(), shards.end()};
+    const v1::RunRecord run = cluster_.StoredRun(run_);
+    return {run.shards().begin(), run.shards().end()};
   }
   bool Stores(int i) { return agg(i).shards.contains(run_); }
   // Both groups train on, in the generations in which they have begun.
@@ -133,8 +134,7 @@ TEST_F(MovesTest, SlowTargetIsGivenUp) {
                        "the move of shard 0 from aggregator agg-0 to agg-2 is undone: the version "
                        "was not copied in time"));
   EXPECT_EQ(Move().to(), "");
-  EXPECT_EQ(Move().reason(),
-            "no other aggregator can take it: aggregator agg-2 has refused it");
+  EXPECT_EQ(Move().reason(), "no other aggregator can take it: aggregator agg-2 has refused it");
   // It is tried again.
   cluster_.behaviour.slow_copies.clear();
   cluster_.Run(absl::Minutes(2));
@@ -236,8 +236,10 @@ TEST_F(MovesTest, ShardsMoveOneAfterTheOther) {
 TEST_F(MovesTest, MovesWhileNoGroupTrains) {
   Begin();
   for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return StateOf(run_, 0) == v1::GROUP_STATE_WAITING &&
-                                             StateOf(run_, 1) == v1::GROUP_STATE_WAITING; }));
+  ASSERT_TRUE(cluster_.RunUntil([&] {
+    return StateOf(run_, 0) == v1::GROUP_STATE_WAITING &&
+           StateOf(run_, 1) == v1::GROUP_STATE_WAITING;
+  }));
   Drain("agg-0");
   ExpectMoved();
   EXPECT_EQ(VersionOf(run_), 1u);
@@ -301,6 +303,58 @@ TEST_F(MovesTest, CopiesOfShardsFollow) {
   cluster_.Wipe(agg(2));
   ExpectRestored(run_);
   EXPECT_THAT(cluster_.RunStatus(run_).warnings(), IsEmpty()) << "from the copy, with its states";
+}
+
+// A disk hangs while a round is applied.
+TEST_F(MovesTest, HungShardContinuesFromItsCopy) {
+  Begin(/*copies=*/2);
+  cluster_.behaviour.hung = {"agg-0"};
+  TrainBoth(run_);
+  cluster_.Run(absl::Seconds(25));
+  EXPECT_EQ(VersionOf(run_), 1u);
+  EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1"));
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_LOST,
+                       "shard 0 is lost: aggregator agg-0 does not carry out its orders; "
+                       "aggregator agg-2 restores it from its copy"));
+  EXPECT_THAT(cluster_.RunStatus(run_).warnings(), IsEmpty());
+  // Its late answer has no effect.
+  v1::Applied late;
+  late.set_run(run_);
+  late.set_round(2);
+  late.set_digest(12345);
+  cluster_.Send(agg(0), late);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
+  ExpectNoneEnded();
+  cluster_.behaviour.hung.clear();
+  cluster_.Reconnect(agg(0));
+  EXPECT_FALSE(Stores(0));
+  EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty());
+}
+
+TEST_F(MovesTest, HungShardWithoutACopyOrAnotherAggregatorWaits) {
+  for (const uint32_t copies : {1, 2}) {
+    v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+    spec.mutable_averaging()->set_copies(copies);
+    if (copies == 2) cluster_.Cordon("agg-2");
+    run_ = copies == 1 ? SubmitTo(2, 4, spec) : cluster_.Submit(spec);
+    TrainBoth(run_);
+    if (copies == 1) cluster_.AddAggregator("agg-2");
+    cluster_.behaviour.hung = {"agg-0"};
+    TrainBoth(run_);
+    cluster_.Run(absl::Minutes(2));
+    EXPECT_EQ(VersionOf(run_), 1u);
+    EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
+    EXPECT_THAT(ReasonOf(run_), HasSubstr("aggregator agg-0 has not applied round 2"));
+    cluster_.behaviour.hung.clear();
+    cluster_.Reconnect(agg(0));
+    EXPECT_EQ(VersionOf(run_), 2u);
+    cluster_.StopRun(run_);
+  }
 }
 
 // Every transaction of a move leaves a state from which it continues.

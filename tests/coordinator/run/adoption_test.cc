@@ -234,6 +234,21 @@ TEST(AdoptionTest, RunThatHasEndedIsNotContinued) {
   EXPECT_EQ(rebuilt.problem, "it has ended");
 }
 
+// A shard has moved, and the aggregator that it has left was away since, or has not removed it yet;
+// or a move had begun, for which the aggregator had opened the shard without values.
+TEST(AdoptionTest, ShardThatHasMovedIsALeftover) {
+  v1::RunReport hollow = ReportOf(0, 0);
+  hollow.clear_state();
+  for (const v1::RunReport& leftover : {ReportOf(0, 4), ReportOf(0, 5), hollow}) {
+    RunReports reports = ReportsAt(5, 5);
+    reports["agg-2"] = leftover;
+    const RebuiltRun rebuilt = RebuildRun(kAdopted, reports);
+    EXPECT_EQ(rebuilt.problem, "");
+    EXPECT_THAT(rebuilt.record.shards(), ElementsAre("agg-0", "agg-1"));
+    EXPECT_THAT(rebuilt.record.former_shards(), ElementsAre("agg-2"));
+  }
+}
+
 // An aggregator that was chosen, and opened its shard, before the choice changed.
 TEST(AdoptionTest, ShardWithoutAVersionThatContradictsOthersIsALeftover) {
   for (const v1::RunReport& leftover : {ReportOf(0, 0), ReportOf(2, 0, /*shards=*/3)}) {
@@ -255,8 +270,9 @@ TEST(AdoptionTest, ShardWithoutAVersionThatContradictsOthersIsALeftover) {
   other.mutable_open()->set_lineage("run-1-test.fedcba9876543210");
   other.mutable_state()->set_lineage(other.open().lineage());
   EXPECT_THAT(ProblemOf(reports), HasSubstr("different runs of this id"));
-  // With a version, it is not a leftover either.
-  reports["agg-2"] = ReportOf(0, 1);
+  // With another version of the same number, it is not a leftover either.
+  reports["agg-2"] = ReportOf(0, 5);
+  reports["agg-2"].mutable_state()->set_digest(1);
   EXPECT_THAT(ProblemOf(reports), HasSubstr("shard 0 is stored by agg-0 and by agg-2"));
 }
 

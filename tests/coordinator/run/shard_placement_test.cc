@@ -108,5 +108,37 @@ TEST(ShardPlacement, ExactlyEnoughSpaceIsEnough) {
       ElementsAre("a", "b"));
 }
 
+// ---- One shard, which moves
+
+TEST(ShardPlacement, OneShardGoesToTheFewestThenToTheMostSpace) {
+  const ShardPlacement placement = PlaceOneShard(Spec(2), kParameters, 2,
+                                                 {{.name = "a", .free = 4 << 20, .shards = 2},
+                                                  {.name = "b", .free = 100, .shards = 0},
+                                                  {.name = "c", .free = 1 << 20, .shards = 1},
+                                                  {.name = "d", .free = 2 << 20, .shards = 1},
+                                                  {.name = "e", .free = 2 << 20, .shards = 1}});
+  EXPECT_THAT(placement.chosen, ElementsAre("d"));
+}
+
+TEST(ShardPlacement, EveryAggregatorThatCannotTakeAShardIsNamed) {
+  const v1::RunSpec spec = Spec(2);
+  const int64_t needed = Needed(spec, 2);
+  const ShardPlacement placement = PlaceOneShard(spec, kParameters, 2,
+                                                 {{.name = "a", .connected = false},
+                                                  {.name = "b", .cordoned = true},
+                                                  {.name = "c", .full = true},
+                                                  {.name = "d", .free = needed - 1}});
+  EXPECT_THAT(placement.chosen, IsEmpty());
+  EXPECT_EQ(placement.reason,
+            "no other aggregator can take it: aggregator a is away; aggregator b is cordoned; "
+            "aggregator c has refused it; aggregator d has " +
+                std::to_string(needed - 1) + " bytes free, and a shard needs " +
+                std::to_string(needed));
+  EXPECT_THAT(PlaceOneShard(spec, kParameters, 2, {{.name = "d", .free = needed}}).chosen,
+              ElementsAre("d"));
+  EXPECT_EQ(PlaceOneShard(spec, kParameters, 2, {}).reason,
+            "no other aggregator can take it: each has a shard of the run");
+}
+
 }  // namespace
 }  // namespace cadre::testing
