@@ -320,24 +320,18 @@ void Machine::ReleaseLate(const Member& member, const v1::RankSlot& place) {
 
 void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
   if (message.has_run_report()) return stored_.OnReport(member, message.run_report());
-  if (message.has_run_deleted()) return OnRunDeleted(member, message);
-  if (!message.has_run_opened() && !message.has_applied() && !message.has_shard_copied()) {
+  // A shard of a run that is not deleted may have moved from the aggregator.
+  if (message.has_run_deleted() && stored_.OnRunDeleted(member, message.run_deleted())) return;
+  if (!message.has_run_opened() && !message.has_applied() && !message.has_shard_copied() &&
+      !message.has_run_deleted()) {
     return cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
                            "not a message that aggregators send");
   }
   Run* const run = runs_.Visit(message.has_applied()        ? message.applied().run()
                                : message.has_shard_copied() ? message.shard_copied().run()
+                               : message.has_run_deleted()  ? message.run_deleted().run()
                                                             : message.run_opened().run());
   if (run == nullptr) return cluster_.CountRefusal(v1::REFUSAL_UNKNOWN_RUN);
-  run->OnAggregatorMessage(member, message);
-}
-
-// A shard of a live run may have moved from the aggregator.
-void Machine::OnRunDeleted(const Member& member, const v1::MemberMessage& message) {
-  const v1::RunDeleted& deleted = message.run_deleted();
-  if (stored_.OnRunDeleted(member, deleted)) return;
-  Run* const run = runs_.Visit(deleted.run());
-  if (run == nullptr || run->record().lineage() != deleted.lineage()) return;
   run->OnAggregatorMessage(member, message);
 }
 

@@ -132,7 +132,6 @@ class Machine {
   void OnMemberMessage(Member& member, const v1::MemberMessage& message);
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
-  void OnRunDeleted(const Member& member, const v1::MemberMessage& message);
   void OnRunWarning(const Member& member, const v1::RunWarning& warning);
   void OnHello(ConnectionId connection, const v1::Hello& hello);
   void OnAggregatorJoined(const Member& member, const v1::Hello& hello);

@@ -146,9 +146,12 @@ void StoredRuns::OnReport(const Member& aggregator, const v1::RunReport& report)
 
 bool StoredRuns::OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message) {
   stored_[aggregator.record.name()].erase({message.run(), message.lineage()});
-  if (!deleted_.Contains(message.run(), message.lineage())) return false;
-  deleted_.Confirm(aggregator, message.run());
-  return true;
+  if (deleted_.Contains(message.run(), message.lineage())) {
+    deleted_.Confirm(aggregator, message.run());
+    return true;
+  }
+  const Run* const run = runs_.Find(message.run());
+  return run == nullptr || run->record().lineage() != message.lineage();
 }
 
 void StoredRuns::Adopt(const AdoptRuns& adopt) {

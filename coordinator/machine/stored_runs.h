@@ -36,7 +36,7 @@ class StoredRuns {
   // The aggregator has joined.
   void OnJoined(const Member& aggregator, const v1::Hello& hello);
   void OnReport(const Member& aggregator, const v1::RunReport& report);
-  // Returns false unless the run was deleted.
+  // Returns false if the run is not deleted, and is to learn of this.
   bool OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message);
   // The stream of the aggregator has ended, or its lease.
   void OnAggregatorLost(const std::string& aggregator) {

@@ -35,6 +35,22 @@ bool RefuseReport(const Member& member, const Report& report, Cluster& cluster) 
   return true;
 }
 
+// If the move of a shard is complete, the shard is on another aggregator from now on. Requires: no
+// group has begun to contribute to the open round.
+void CompleteMove(Aggregators& aggregators, const RunVersions& versions, Slots& slots,
+                  RunGroups& groups) {
+  const std::optional<ShardMoves::Moved> moved = aggregators.moves().Complete();
+  if (!moved.has_value()) return;
+  // They have delayed the move for many rounds, and the aggregator does not have what they load.
+  for (const uint32_t group : Slots::Groups(slots.started())) {
+    if (!versions.IsLoading(group)) continue;
+    groups.Fence(slots[group],
+                 absl::StrCat("shard ", moved->shard, " has moved without the version it loads"),
+                 kReleased);
+  }
+  groups.UpdateDemand();
+}
+
 absl::Status CheckNotBehind(const RunWithStatus& run) {
   if (!run.behind()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("run ", run.id(), ": ", run.WaitReason()));
@@ -289,7 +305,7 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
 void Run::FinishCommit() {
   if (aggregators_.AwaitsCopies()) return;
   rounds_.Commit();
-  groups_.CompleteMove();
+  CompleteMove(aggregators_, rounds_.versions(), slots_, groups_);
   if (commits().newest()->attempt() > 0) aggregators_.orders().Publish();
   aggregators_.copies().Report();
   attribution_.OnCommit();
@@ -373,7 +389,9 @@ void Run::Advance() {
   aggregators_.copies().Send();
   if (active()) aggregators_.moves().Advance();
   if (committing() && commits().applied()) FinishCommit();
-  if (active() && aggregators_.moves().Idle()) groups_.CompleteMove();
+  if (active() && aggregators_.moves().Idle()) {
+    CompleteMove(aggregators_, rounds_.versions(), slots_, groups_);
+  }
   // The end of an evaluation waits for lost shards.
   if (averages() && shards_open() && evaluation_.complete()) FinishEvaluation();
   if (!live() || parking_.AdvanceRollback()) return;

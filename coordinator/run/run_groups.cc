@@ -101,20 +101,6 @@ void RunGroups::UpdateDemand() {
   cluster_.queue().Set(run_.number(), std::move(queued));
 }
 
-void RunGroups::CompleteMove() {
-  const std::optional<ShardMoves::Moved> moved = aggregators_.moves().Complete();
-  if (!moved.has_value()) return;
-  // They have delayed the move for many rounds, and the aggregator does not have what they load.
-  for (const uint32_t group : Slots::Groups(slots_.started())) {
-    if (!rounds_.versions().IsLoading(group)) continue;
-    Fence(slots_[group],
-          absl::StrCat("shard ", moved->shard, " has moved without the version it loads"),
-          kReleased);
-    cluster_.Count("groups_left_out");
-  }
-  UpdateDemand();
-}
-
 size_t RunGroups::CountServableSlots() const {
   return CountServable(run_, cluster_.members(), cluster_.queue(), cluster_.now());
 }

@@ -60,9 +60,6 @@ class RunGroups {
   absl::Status Load(const std::map<std::string, std::string>& records);
   // Members keep their ranks: all of them have new leases, so they can return.
   void PlaceMembers();
-  // A shard is on another aggregator from now on, if its move is complete. Requires: no group has
-  // begun to contribute to the open round.
-  void CompleteMove();
   // Reports to the queue what the run waits for and what it uses.
   void UpdateDemand();
 

@@ -76,7 +76,7 @@ BUGS = (
     Bug("l-stats-of-other-run", "server/ledger.cc", "stored->stats",
         "[&] { for (const auto& [id, other] : runs_) { if (other.current) return other.current->stats; } "
         "return stored->stats; }()", after="return AlreadyApplied{"),
-    Bug("m-key-of-other-group", "coordinator/run/aggregators.cc",
+    Bug("m-key-of-other-group", "coordinator/run/shard_orders.cc",
         "(*open.mutable_keys())[slot.group()] = KeyOf(slot)", "(*open.mutable_keys())[0] = KeyOf(slot)"),
     Bug("n-searched-plans-forgotten", "coordinator/cluster/plan_searches.cc",
         "search.plans = found.plans;", ""),
