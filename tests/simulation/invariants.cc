@@ -237,11 +237,13 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   if (IsLive(before.state()) && !IsLive(record.state())) CheckRunEnd(record);
   // An older store may still have a run whose files were deleted since.
   const bool deleted = restored_.contains(record.run()) && to_delete_.contains(record.run());
+  // Nor does a store that is older than the move of the only shard name its aggregator.
+  const bool moved = restored_.contains(record.run()) && record.shards_size() == 1;
   if (record.state() == v1::RUN_STATE_PARKED && record.diverged() && !before.diverged()) {
     world_.Count("runs_parked_diverged");
     if (!MayFail(record)) world_.Violate(run, " is parked: ", record.reason());
   } else if (record.state() == v1::RUN_STATE_PARKED && !record.diverged() && !HasLostDisk(record) &&
-             !deleted) {
+             !deleted && !moved) {
     world_.Violate(run, " is parked, although no disk was lost: ", record.reason());
   }
 }
@@ -417,7 +419,10 @@ void Invariants::CheckEnd(
       world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
                      rounds_apart, ", the last of ", groups, " groups");
     }
+    const bool moved = restored_.contains(run) && record->shards_size() == 1 &&
+                       record->state() == v1::RUN_STATE_PARKED;
     for (const std::string& aggregator : record->shards()) {
+      if (moved) continue;
       const auto on_disk = version_on_disk(aggregator, run);
       const bool has = on_disk.has_value() && *on_disk >= record->version();
       // A run that was stopped before its shards were open has no version, and a disk that was lost
