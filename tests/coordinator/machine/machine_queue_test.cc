@@ -17,7 +17,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 constexpr uint64_t kParameters = 1000;
@@ -322,14 +321,6 @@ TEST_F(QueueTest, CordonedAggregatorGetsNoNewRuns) {
   EXPECT_EQ(ReasonOf(waits), "waiting for aggregators: 2 needed, 2 connected, of which 1 cordoned");
   cluster_.Cordon("agg-0", /*undo=*/true);
   EXPECT_EQ(RunStateOf(waits), v1::RUN_STATE_RUNNING);
-}
-
-TEST_F(QueueTest, AggregatorsAreNotDrained) {
-  AddMembers(1, 1);
-  EXPECT_THAT(cluster_.Cordon("agg-0", /*undo=*/false, /*drain=*/true), IsEmpty());
-  EXPECT_THAT(cluster_.last_status,
-              IsError(absl::StatusCode::kFailedPrecondition, "'cadre cordon agg-0'"));
-  EXPECT_FALSE(cluster_.Status().aggregators(0).member().cordoned());
 }
 
 }  // namespace
