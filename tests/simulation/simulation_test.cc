@@ -121,7 +121,7 @@ constexpr MinCount kMinCounts[] = {
     {"shard_versions_checked", 2000},
     {"shards_copied", 5000},
     {"shards_copied_back", 20},
-    {"shards_moved", 10},
+    {"shards_moved", 5},
     {"shards_restored", 100},
     {"seeds_refused", 3},
     {"traces_aborted", 30},
