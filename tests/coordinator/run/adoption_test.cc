@@ -215,6 +215,7 @@ TEST(AdoptionTest, ShardsOfDifferentRunsAreNotCombined) {
   second.mutable_open()->mutable_spec()->set_batch_per_group(1);
   EXPECT_THAT(ProblemOf(reports), HasSubstr(different));
   second = ReportOf(0, 5);
+  second.mutable_state()->set_digest(1);
   EXPECT_EQ(ProblemOf(reports), "shard 0 is stored by agg-0 and by agg-1");
 }
 

@@ -85,15 +85,24 @@ TEST_F(StaleRecordTest, DivisionIsThatOfTheNewestVersion) {
   EXPECT_EQ(rebuilt->record.division().groups(), 7U);
 }
 
-TEST_F(StaleRecordTest, ReportsOfOthersAreNotUsed) {
+TEST_F(StaleRecordTest, ReportsOfOtherRunsAreNotUsed) {
   stale_.Add(5);
   v1::RunReport other = ReportOf(0, 5);
   other.mutable_open()->set_lineage("run-1-test.fedcba9876543210");
   EXPECT_FALSE(stale_.OnReport(run_, "agg-0", other).has_value());
-  EXPECT_FALSE(stale_.OnReport(run_, "agg-2", ReportOf(0, 5)).has_value());
   EXPECT_FALSE(stale_.OnReport(run_, "agg-0", v1::RunReport()).has_value());
   EXPECT_TRUE(stale_.reports().empty());
   EXPECT_EQ(stale_.problem(), "its aggregators have not reported");
+}
+
+// The aggregator that the record names has no values of it.
+TEST_F(StaleRecordTest, ShardMayHaveMovedSince) {
+  stale_.Add(5);
+  EXPECT_FALSE(stale_.OnReport(run_, "agg-1", ReportOf(1, 5)).has_value());
+  const auto rebuilt = stale_.OnReport(run_, "agg-2", ReportOf(0, 5));
+  ASSERT_TRUE(rebuilt.has_value()) << stale_.problem();
+  EXPECT_EQ(rebuilt->record.shards(0), "agg-2");
+  EXPECT_EQ(rebuilt->record.shards(1), "agg-1");
 }
 
 TEST_F(StaleRecordTest, VersionThatAnAggregatorHadIsAwaited) {
