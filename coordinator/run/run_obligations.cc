@@ -175,6 +175,11 @@ void RunObligations::AddWork(std::vector<Obligation>& owed) const {
   }
 }
 
+void RunObligations::AddOrder(uint32_t shard, absl::string_view kind, uint32_t number,
+                              absl::string_view what, std::vector<Obligation>& owed) const {
+  AddOrder(run_.record().shards(static_cast<int>(shard)), kind, number, what, owed);
+}
+
 void RunObligations::AddOrder(const std::string& aggregator, absl::string_view kind,
                               uint32_t number, absl::string_view what,
                               std::vector<Obligation>& owed) const {

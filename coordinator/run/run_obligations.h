@@ -59,9 +59,7 @@ class RunObligations {
   void AddWork(std::vector<Obligation>& owed) const;
   // `what`: what the member has not done.
   void AddOrder(uint32_t shard, absl::string_view kind, uint32_t number, absl::string_view what,
-                std::vector<Obligation>& owed) const {
-    AddOrder(run_.record().shards(static_cast<int>(shard)), kind, number, what, owed);
-  }
+                std::vector<Obligation>& owed) const;
   void AddOrder(const std::string& aggregator, absl::string_view kind, uint32_t number,
                 absl::string_view what, std::vector<Obligation>& owed) const;
   void AddGroup(const Slot& slot, absl::string_view kind, uint32_t number, absl::string_view what,
