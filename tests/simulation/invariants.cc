@@ -237,8 +237,13 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   if (IsLive(before.state()) && !IsLive(record.state())) CheckRunEnd(record);
   // An older store may still have a run whose files were deleted since.
   const bool deleted = restored_.contains(record.run()) && to_delete_.contains(record.run());
-  // Nor does a store that is older than the move of the only shard name its aggregator.
-  const bool moved = restored_.contains(record.run()) && record.shards_size() == 1;
+  // Nor does a store that is older than the move of the only shard name its aggregator: no other
+  // shard shows that the record is older.
+  const bool one_shard = before.shards_size() == 1 && record.shards_size() == 1;
+  if (one_shard && before.version() > 0 && before.shards(0) != record.shards(0)) {
+    only_shard_moved_.insert(run);
+  }
+  const bool moved = restored_.contains(run) && only_shard_moved_.contains(run);
   if (record.state() == v1::RUN_STATE_PARKED && record.diverged() && !before.diverged()) {
     world_.Count("runs_parked_diverged");
     if (!MayFail(record)) world_.Violate(run, " is parked: ", record.reason());
@@ -419,10 +424,9 @@ void Invariants::CheckEnd(
       world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
                      rounds_apart, ", the last of ", groups, " groups");
     }
-    const bool moved = restored_.contains(run) && record->shards_size() == 1 &&
-                       record->state() == v1::RUN_STATE_PARKED;
+    const bool moved = restored_.contains(run) && only_shard_moved_.contains(run);
     for (const std::string& aggregator : record->shards()) {
-      if (moved) continue;
+      if (moved && record->state() == v1::RUN_STATE_PARKED) continue;
       const auto on_disk = version_on_disk(aggregator, run);
       const bool has = on_disk.has_value() && *on_disk >= record->version();
       // A run that was stopped before its shards were open has no version, and a disk that was lost
