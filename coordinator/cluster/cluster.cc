@@ -21,6 +21,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -78,6 +79,15 @@ std::string MissingField(const v1::Hello& hello) {
     return "reservation.ranks";
   }
   return "";
+}
+
+// Whether an aggregator that could store shards of this one is connected.
+bool HasOtherAggregator(const Membership& members, const RunQueue& queue, absl::string_view name) {
+  return absl::c_any_of(members.aggregators(), [&](const std::string& id) {
+    const Member& member = *members.Find(id);
+    const std::string& other = member.record.name();
+    return member.connected() && other != name && !queue.IsCordoned(other);
+  });
 }
 
 }  // namespace
@@ -396,11 +406,11 @@ std::vector<std::string> Cluster::IdleByHost() const {
 }
 
 // Workers and hosts of the name come first; an aggregator that shares it is named by its id. It may
-// be away, since the cordon outlives its lease.
+// be away, since the cordon outlives its lease, and live runs may wait for it.
 Replied Cluster::CordonAggregator(const CordonMembers& cordon, const Member* member) {
   const std::string name = member == nullptr ? cordon.member : member->record.name();
   Replied reply{.request = cordon.request};
-  if (member == nullptr && !queue_.IsCordoned(name)) {
+  if (member == nullptr && !queue_.IsCordoned(name) && queue_.CountShards(name) == 0) {
     reply.status = absl::NotFoundError(
         absl::StrCat("no such worker, host or aggregator: '", cordon.member, "'"));
     return reply;
@@ -409,6 +419,13 @@ Replied Cluster::CordonAggregator(const CordonMembers& cordon, const Member* mem
     reply.status = absl::InvalidArgumentError(
         absl::StrCat("'", cordon.member, "' is an aggregator: it moves its shards as its runs ",
                      "complete their rounds, and has no time in which to end"));
+    return reply;
+  }
+  if (cordon.drain && queue_.CountShards(name) > 0 && !HasOtherAggregator(members_, queue_, name)) {
+    reply.status = absl::FailedPreconditionError(
+        absl::StrCat("no other aggregator can take the shards of live runs that '", cordon.member,
+                     "' stores: start one that is not cordoned; 'cadre cordon ", cordon.member,
+                     "' keeps new runs away"));
     return reply;
   }
   const std::string key = CordonedAggregatorKey(name);
