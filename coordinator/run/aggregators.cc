@@ -36,6 +36,20 @@ bool Aggregators::AwaitsCopies() {
   return copies_.AwaitedUntil() > cluster_.now() || moves_.IsAwaited();
 }
 
+// An aggregator that has a version of the copy lacks what was staged for the next one.
+std::optional<ShardMoves::Moved> Aggregators::CompleteMove() {
+  const std::optional<ShardMoves::Moved> moved = moves_.Complete();
+  if (!moved.has_value()) return std::nullopt;
+  copies_.OnShardOpen(moved->shard);
+  if (!moved->from_copy) return moved;
+  rounds_.LoseContributions(moved->shard);
+  if (!run_.committing()) return moved;
+  const bool applied = run_.commits().closing()->digests(static_cast<int>(moved->shard)).applied();
+  if (applied && moved->version == record_.version()) rounds_.Revoke(moved->shard);
+  orders_.Apply(moved->shard);
+  return moved;
+}
+
 void Aggregators::OnJoined(const Member& member, bool active) {
   directory_.OnJoined(member.record.name());
   if (moves_.IsLeaving(member.record.name()) && !run_.behind()) orders_.Delete(member);

@@ -67,6 +67,9 @@ class Aggregators {
   // The moves of shards to other aggregators.
   const ShardMoves& moves() const { return moves_; }
   ShardMoves& moves() { return moves_; }
+  // If the move of a shard is complete, the shard is open on the other aggregator. Requires: see
+  // ShardMoves::Complete.
+  std::optional<ShardMoves::Moved> CompleteMove();
   // Orders copies, and the fetching of a version by an aggregator to which a shard moves. Returns
   // whether the closing commit waits for one.
   bool AwaitsCopies();

@@ -35,15 +35,15 @@ bool RefuseReport(const Member& member, const Report& report, Cluster& cluster) 
   return true;
 }
 
-// If the move of a shard is complete, the shard is on another aggregator from now on. Requires: no
-// group has begun to contribute to the open round.
+// If the move of a shard is complete, the shard is on another aggregator from now on. Requires: see
+// ShardMoves::Complete.
 void CompleteMove(Aggregators& aggregators, const RunVersions& versions, Slots& slots,
                   RunGroups& groups) {
-  const std::optional<ShardMoves::Moved> moved = aggregators.moves().Complete();
+  const std::optional<ShardMoves::Moved> moved = aggregators.CompleteMove();
   if (!moved.has_value()) return;
-  // They have delayed the move for many rounds, and the aggregator does not have what they load.
-  for (const uint32_t group : Slots::Groups(slots.started())) {
-    if (!versions.IsLoading(group)) continue;
+  // The aggregator has one version.
+  for (const auto& [group, version] : versions.loading()) {
+    if (version == moved->version || !slots.started().contains(group)) continue;
     groups.Fence(slots[group],
                  absl::StrCat("shard ", moved->shard, " has moved without the version it loads"),
                  kReleased);
@@ -384,12 +384,11 @@ bool Run::Form(std::vector<std::string>& idle, int& formations) {
 void Run::Advance() {
   groups_.EndPatience();
   attribution_.JudgeReports();
-  aggregators_.moves().Replace(obligations_.LateAggregators());
   if (const auto lost = aggregators_.Restore()) parking_.Park(*lost);
   aggregators_.copies().Send();
-  if (active()) aggregators_.moves().Advance();
+  if (active()) aggregators_.moves().Advance(obligations_.LateAggregators());
   if (committing() && commits().applied()) FinishCommit();
-  if (active() && aggregators_.moves().Idle()) {
+  if (active() && aggregators_.moves().MayComplete()) {
     CompleteMove(aggregators_, rounds_.versions(), slots_, groups_);
   }
   // The end of an evaluation waits for lost shards.
@@ -438,7 +437,7 @@ absl::Time Run::NextDeadline() const {
   consider(groups_.barrier_since() + RejoinWait(spec()));
   const Round::Away away = attribution_.Away();
   consider(aggregators_.copies().AwaitedUntil());
-  consider(aggregators_.moves().AwaitedUntil());
+  consider(aggregators_.moves().Deadline());
   consider(obligations_.NextDeadline());
   if (!committing()) {
     consider(round().ClosesAt(slots_.started().size(), away));

@@ -5,7 +5,7 @@
 //   a lost shard                         its aggregator: open_run, copy_shard or apply; or the
 //                                        groups that were asked for their values: restage
 //   a commit that waits for a copy       the holder of the copy: copy_shard
-//   a commit that waits for a move       the target of the move: copy_shard
+//   a move that has begun                its target: open_run, then copy_shard
 //   a group with a version to load       the group: pull
 //   a part of the test split             the group: evaluate
 //   a group that waits for a plan        the planner: plan
@@ -74,7 +74,9 @@ std::string RunObligations::Reason() const {
 std::set<std::string> RunObligations::LateAggregators() const {
   std::set<std::string> names;
   for (const LateObligation& late : obligations_.Late(cluster_.now())) {
-    if (late.what.kind == "open_run" || late.what.kind == "apply") names.insert(late.what.member);
+    // An aggregator that does not report that it opens the shard may still verify its files.
+    const bool opens = late.what.kind == "open_run" && late.what.error != kNotReported;
+    if (opens || late.what.kind == "apply") names.insert(late.what.member);
   }
   return names;
 }
@@ -127,12 +129,9 @@ void RunObligations::AddOrders(std::vector<Obligation>& owed) const {
              absl::StrCat("copied version ", version.version, " of shard ", shard), owed);
   }
   const ShardMoves& moves = parts_.aggregators.moves();
-  if (!moves.IsAwaited()) return;
-  const uint32_t round = run_.commits().closing()->round();
-  AddOrder(moves.target(), "copy_shard", round,
-           absl::StrCat("copied version ", round, " of shard ", run_.record().move().shard(),
-                        ", which moves to it"),
-           owed);
+  if (const std::optional<ShardMoves::Order> order = moves.OwedByTarget()) {
+    AddOrder(moves.target(), order->kind, order->version, moves.OwedText(), owed);
+  }
 }
 
 void RunObligations::AddRestore(uint32_t shard, const ShardRestore& restore,

@@ -24,7 +24,7 @@ namespace cadre {
 namespace {
 
 std::string AfterReason(const std::string& reason, const std::string& next) {
-  return absl::StrCat(reason, reason.empty() ? "" : "; ", next);
+  return absl::StrCat(reason, reason.empty() || next.empty() ? "" : "; ", next);
 }
 
 // Computes the perplexities of the known losses. One that is too large for a number is left out.
@@ -331,7 +331,9 @@ void RunWithStatus::FillShards(const Member& aggregator, v1::AggregatorStatus& s
 }
 
 std::string RunWithStatus::WaitReason() const {
-  if (const std::string away = AwayReason(); !behind() && !away.empty()) return away;
+  if (const std::string away = AwayReason(); !behind() && !away.empty()) {
+    return AfterReason(away, parts_.aggregators.moves().RescueText());
+  }
   const std::optional<std::string> reason = WaitReasonBesideWorkers();
   return reason.has_value() ? *reason : MissingWorkers();
 }
@@ -354,16 +356,19 @@ std::optional<std::string> RunWithStatus::WaitReasonBesideWorkers() const {
   if (const auto away = parts_.aggregators.directory().FindAway()) {
     return absl::StrCat("waiting for aggregator ", away->name);
   }
+  const std::string rescue = parts_.aggregators.moves().RescueText();
   for (const std::string& name : record().shards()) {
     const Member& aggregator = *cluster_.members().Aggregator(name);
     for (const v1::DelayedOrder& delayed : aggregator.delayed_orders) {
-      if (delayed.run() == id()) return Cluster::DelayText(aggregator, delayed);
+      if (delayed.run() == id()) {
+        return AfterReason(Cluster::DelayText(aggregator, delayed), rescue);
+      }
     }
   }
   for (std::string& reason : std::array{parts_.obligations.Reason(), shards().RestoreReason(),
                                         parts_.aggregators.copies().WaitReason(),
                                         parts_.aggregators.moves().WaitReason(), RoundReason()}) {
-    if (!reason.empty()) return std::move(reason);
+    if (!reason.empty()) return AfterReason(reason, rescue);
   }
   if (parts_.evaluation.complete()) {
     if (parts_.evaluation.AwaitsPrograms())

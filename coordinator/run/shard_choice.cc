@@ -1,6 +1,7 @@
 #include "coordinator/run/shard_choice.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -18,6 +19,9 @@ namespace {
 // For so long an aggregator that has refused a shard for lack of space is not chosen, unless it
 // reports more space. What it reported before may be out of date, so it is asked again.
 constexpr absl::Duration kRefusalCounts = absl::Minutes(1);
+// For so long an aggregator that has failed to take a shard is not chosen: each attempt may delay a
+// commit.
+constexpr absl::Duration kFailureCounts = absl::Minutes(10);
 
 int64_t ReservedBytes(const Member& member) {
   const auto reserved = member.counters.find("disk_reserved_bytes");
@@ -74,9 +78,9 @@ std::vector<ShardCandidate> ShardChoice::Candidates() const {
       candidate.free =
           *free + OwnReservation(member) - cluster_.queue().UnreportedBytes(name, run_.number());
     }
-    const auto full = full_.find(name);
-    candidate.full = full != full_.end() && free.value_or(0) <= full->second.free &&
-                     cluster_.now() < full->second.until;
+    const auto refused = refused_.find(name);
+    candidate.full = refused != refused_.end() && free.value_or(0) <= refused->second.free &&
+                     cluster_.now() < refused->second.until;
     candidates.push_back(std::move(candidate));
   }
   return candidates;
@@ -95,10 +99,14 @@ ShardPlacement ShardChoice::FindReplacement() const {
   return PlaceOneShard(run_.spec(), run_.Parameters(), record_.shards_size(), candidates);
 }
 
-void ShardChoice::Exclude(const std::string& aggregator) {
+void ShardChoice::ExcludeFull(const std::string& aggregator) {
   const Member* const member = cluster_.members().Aggregator(aggregator);
   const int64_t free = member == nullptr ? 0 : ReportedFree(*member).value_or(0);
-  full_[aggregator] = {free, cluster_.now() + kRefusalCounts};
+  refused_[aggregator] = {free, cluster_.now() + kRefusalCounts};
+}
+
+void ShardChoice::ExcludeFailed(const std::string& aggregator) {
+  refused_[aggregator] = {std::numeric_limits<int64_t>::max(), cluster_.now() + kFailureCounts};
 }
 
 bool ShardChoice::Choose(size_t idle_workers) {
@@ -119,7 +127,7 @@ bool ShardChoice::Choose(size_t idle_workers) {
 
 bool ShardChoice::OnTooLittleSpace(const Member& member, const v1::RunOpened& opened) {
   if (!absl::StartsWith(opened.error(), kTooLittleSpace)) return false;
-  Exclude(member.record.name());
+  ExcludeFull(member.record.name());
   stored_.AddWarning(absl::StrCat("aggregator ", member.record.name(),
                                   " has refused a shard of this run: ", opened.error()));
   Unassign();

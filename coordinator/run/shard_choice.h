@@ -38,8 +38,11 @@ class ShardChoice {
   // The aggregator that can take a shard from one that stores it, among those that store nothing of
   // the run.
   ShardPlacement FindReplacement() const;
-  // The aggregator could not take a shard, and is not chosen for some time.
-  void Exclude(const std::string& aggregator);
+  // The aggregator had no space for a shard: it is not chosen for some time, unless it reports
+  // more.
+  void ExcludeFull(const std::string& aggregator);
+  // The aggregator has failed to take a shard, and is not chosen for some time.
+  void ExcludeFailed(const std::string& aggregator);
   // The aggregator has no space for its shard, although it seemed to have, and the run has no
   // version yet: others are to be chosen. Returns false if the error has another cause.
   bool OnTooLittleSpace(const Member& member, const v1::RunOpened& opened);
@@ -57,13 +60,13 @@ class ShardChoice {
   Shards& shards_;
   Cluster& cluster_;
   bool lacking_ = false;
-  // Aggregators that have refused a shard of this run for lack of space: they are not chosen before
-  // this time, unless they report more free space than they had reported then.
+  // Aggregators that have refused a shard of this run, or failed to take it: they are not chosen
+  // before this time, unless they report more free space than they had reported then.
   struct Refusal {
     int64_t free = 0;
     absl::Time until;
   };
-  std::map<std::string, Refusal> full_;
+  std::map<std::string, Refusal> refused_;
 };
 
 }  // namespace cadre

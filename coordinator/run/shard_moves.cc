@@ -18,9 +18,17 @@
 // becomes an aggregator of the run in the transaction of the commit. A coordinator that starts
 // again knows from the record which move it had begun, and has the target opened again.
 //
-// A commit waits for the target for a limited time, and not at all while either aggregator has no
-// stream. It does not wait while a group loads an older version, which the target does not have,
-// unless that group has delayed the move for many rounds: it is then formed again.
+// A commit waits for a target that has opened the shard, and does not wait while the former
+// aggregator is away. A target that does not carry out an order in time is given up. A commit does
+// not wait while a group loads an older version, which the target does not have, unless that group
+// has delayed the move for many rounds: it is then formed again.
+//
+// A shard whose aggregator hangs, or is drained and away, moves in the same way, except that the
+// target fetches the newest version from the copy of the shard (copy_orders.h), and the move is
+// complete when it has it. The target then applies the closing round; the ranks stage again what it
+// lacks, as after a loss of contributions (aggregators_restore.cc). Until then the former
+// aggregator may carry out its orders after all, and the move is undone. Afterwards its answers
+// have no effect, because the record does not name it.
 #include "coordinator/run/shard_moves.h"
 
 #include <algorithm>
@@ -30,59 +38,141 @@
 #include "absl/strings/str_cat.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/run/run_view.h"
+#include "model/shard_space.h"
 
 namespace cadre {
 namespace {
 
-// A commit waits for the target of a move for at most this time.
-constexpr absl::Duration kMaxMoveTime = absl::Minutes(2);
+// A target is given up if an order takes this time, and what its bytes take on a slow disk.
+constexpr absl::Duration kMaxOrderTime = absl::Minutes(2);
+constexpr double kMinBytesPerSecond = 50e6;
 // So many commits leave a move for later because a group loads an older version.
 constexpr uint32_t kMaxPostponed = 8;
 
 }  // namespace
 
+// Whether an aggregator that has the newest version and nothing else can make the closing one: the
+// participants train in the generations in which they have contributed, so that they can stage
+// their values again.
+bool CanMakeAgain(const RunView& run) {
+  if (!run.committing()) return true;
+  if (run.commits().closing()->has_restores()) return false;
+  const auto trains = [&](const v1::Participant& one) {
+    return run.slots().started().contains(one.group()) &&
+           run.slots()[one.group()].record().generation() == one.generation();
+  };
+  return absl::c_all_of(run.commits().closing()->participants(), trains);
+}
+
 // ---- The move
 
-void ShardMoves::Advance() {
+void ShardMoves::Advance(const std::set<std::string>& hung) {
   lacking_.clear();
+  rescued_.reset();
   if (!run_.averages() || !run_.commits().newest().has_value()) return;
+  const std::optional<uint32_t> rescued = FindToRescue(hung);
   if (record_.has_move()) {
-    if (const std::string why = WhyUndone(); !why.empty()) Undo(why);
+    if (const std::string why = WhyUndone(); !why.empty()) {
+      Undo(why);
+    } else if (Deadline() <= cluster_.now()) {
+      parts_.choice.ExcludeFailed(target());
+      Undo(absl::StrCat("it is too slow: it has not ", OwedText()));
+    } else if (rescued.has_value() && !record_.move().from_copy()) {
+      Undo(absl::StrCat("shard ", *rescued, " is to continue from its copy first"));
+    }
   }
-  if (!record_.has_move()) Begin();
+  if (!record_.has_move()) Begin(rescued);
   if (!record_.has_move()) return;
   const std::optional<uint32_t> hollow = HollowVersion();
   if (!hollow.has_value() || cluster_.members().ConnectedAggregator(target()) == nullptr) return;
   if (at_target_.ordered != hollow) {
-    at_target_ = {.ordered = hollow};
+    at_target_ = {.ordered = hollow, .opened = at_target_.opened, .since = cluster_.now()};
     parts_.orders.Open(target(), record_.move().shard(), *hollow);
   }
   Send();
 }
 
-void ShardMoves::Begin() {
+bool ShardMoves::IsBehind(uint32_t shard) const {
+  return !parts_.shards.IsOpen(shard) ||
+         (run_.committing() &&
+          !run_.commits().closing()->digests(static_cast<int>(shard)).applied());
+}
+
+// The copy has the newest version, and none to which the run could be rolled back.
+bool ShardMoves::CopySuffices(uint32_t shard) const {
+  const std::optional<Version> version = parts_.copies.VersionFor(shard);
+  if (!version.has_value() || record_.has_rollback()) return false;
+  return version->version > record_.version() || CanMakeAgain(run_);
+}
+
+// An aggregator that is away may return, so only an operator who drains it gives it up.
+std::optional<uint32_t> ShardMoves::FindToRescue(const std::set<std::string>& hung) const {
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
     const std::string& source = SourceOf(shard);
-    if (!cluster_.queue().IsDraining(source) || !parts_.shards.IsOpen(shard)) continue;
-    const ShardPlacement placement = parts_.choice.FindReplacement();
-    if (placement.chosen.empty()) {
-      lacking_[shard] = placement.reason;
-      continue;
-    }
-    at_target_ = AtTarget();
-    postponed_ = 0;
-    record_.mutable_move()->set_shard(shard);
-    record_.mutable_move()->set_to(placement.chosen.front());
-    stored_.Save();
-    cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(),
-                       absl::StrCat("shard ", shard, " moves from aggregator ", source, " to ",
-                                    target(), ", with the next version"));
-    return;
+    const bool connected = cluster_.members().ConnectedAggregator(source) != nullptr;
+    const bool given_up = connected ? hung.contains(source) : cluster_.queue().IsDraining(source);
+    // It may have answered in this event.
+    if (!given_up || !IsBehind(shard) || !CopySuffices(shard)) continue;
+    // Another one that is late as well may only be slow.
+    const auto rescue = rescues_.find(shard);
+    const bool again = rescue != rescues_.end() && rescue->second == record_.version();
+    if (!connected || !again) return shard;
+  }
+  return std::nullopt;
+}
+
+void ShardMoves::Begin(std::optional<uint32_t> rescued) {
+  rescued_ = rescued;
+  if (rescued.has_value() && Begin(*rescued, /*from_copy=*/true)) return;
+  for (int shard = 0; shard < record_.shards_size(); ++shard) {
+    const bool moves = cluster_.queue().IsDraining(SourceOf(shard)) && parts_.shards.IsOpen(shard);
+    if (moves && rescued != shard && Begin(shard, /*from_copy=*/false)) return;
   }
 }
 
+bool ShardMoves::Begin(uint32_t shard, bool from_copy) {
+  const ShardPlacement placement = parts_.choice.FindReplacement();
+  if (placement.chosen.empty()) {
+    lacking_[shard] = placement.reason;
+    return false;
+  }
+  at_target_ = AtTarget();
+  postponed_ = 0;
+  v1::ShardMoveRecord& move = *record_.mutable_move();
+  move.set_shard(shard);
+  move.set_to(placement.chosen.front());
+  move.set_from_copy(from_copy);
+  stored_.Save();
+  cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(), BeginText());
+  return true;
+}
+
+std::string ShardMoves::BeginText() const {
+  const uint32_t shard = record_.move().shard();
+  const std::string& source = SourceOf(shard);
+  if (!record_.move().from_copy()) {
+    return absl::StrCat("shard ", shard, " moves from aggregator ", source, " to ", target(),
+                        ", with the next version");
+  }
+  const bool connected = cluster_.members().ConnectedAggregator(source) != nullptr;
+  return absl::StrCat("shard ", shard, " moves from aggregator ", source, ", which ",
+                      connected ? "does not carry out its orders" : "is drained and away", ", to ",
+                      target(), ", from the copy on ", Holder());
+}
+
+const std::string& ShardMoves::Holder() const {
+  const uint32_t shard = record_.move().shard();
+  return record_.move().from_copy() ? parts_.copies.copies().HolderOf(shard) : SourceOf(shard);
+}
+
 std::string ShardMoves::WhyUndone() const {
-  if (!cluster_.queue().IsDraining(SourceOf(record_.move().shard()))) {
+  const uint32_t shard = record_.move().shard();
+  if (record_.move().from_copy()) {
+    if (!IsBehind(shard)) return "the aggregator has carried out its orders";
+    if (!CopySuffices(shard)) {
+      return absl::StrCat("its copy on ", Holder(), " does not have what the run needs now");
+    }
+  } else if (!cluster_.queue().IsDraining(SourceOf(shard))) {
     return "the aggregator is not drained any more";
   }
   if (cluster_.queue().IsCordoned(target())) return absl::StrCat(target(), " is cordoned");
@@ -98,7 +188,6 @@ void ShardMoves::Undo(absl::string_view why) {
                      absl::StrCat("the move of shard ", move.shard(), " from aggregator ",
                                   SourceOf(move.shard()), " to ", move.to(), " is undone: ", why));
   cluster_.Count("moves_undone");
-  parts_.choice.Exclude(move.to());
   record_.clear_move();
   at_target_ = AtTarget();
   AddLeaving(move.to());
@@ -118,21 +207,28 @@ bool ShardMoves::Idle() const {
 }
 
 std::optional<uint32_t> ShardMoves::HollowVersion() const {
+  if (record_.move().from_copy()) {
+    const std::optional<Version> version = VersionToFetch();
+    return version.has_value() ? std::optional(version->version - 1) : std::nullopt;
+  }
   if (!Idle()) return record_.version();
   if (record_.version() == 0) return std::nullopt;
   return record_.version() - 1;
 }
 
 std::optional<ShardMoves::Version> ShardMoves::VersionToFetch() const {
+  const uint32_t shard = record_.move().shard();
+  if (record_.move().from_copy()) return parts_.copies.VersionFor(shard);
   const bool closing = run_.committing() && run_.commits().applied();
-  if (!closing && !Idle()) return std::nullopt;
+  if ((!closing && !Idle()) || !parts_.shards.IsOpen(shard)) return std::nullopt;
   const v1::CommitRecord& commit = closing ? *run_.commits().closing() : *run_.commits().newest();
-  const std::optional<uint64_t> digest = DigestOf(commit, record_.move().shard());
+  const std::optional<uint64_t> digest = DigestOf(commit, shard);
   if (!digest.has_value()) return std::nullopt;
   return Version{commit.round(), *digest};
 }
 
 std::string ShardMoves::PostponeReason() const {
+  if (record_.move().from_copy()) return "";
   // The target has no older versions.
   if (record_.has_rollback()) return "the run is being rolled back";
   if (postponed_ >= kMaxPostponed) return "";
@@ -145,106 +241,108 @@ std::string ShardMoves::PostponeReason() const {
 }
 
 void ShardMoves::Send() {
-  if (!record_.has_move() || !at_target_.ordered.has_value()) return;
+  if (!record_.has_move()) return;
   const std::optional<Version> version = VersionToFetch();
   if (!version.has_value() || !PostponeReason().empty()) return;
-  if (run_.committing() && std::exchange(awaited_, version->version) != version->version) {
-    since_ = cluster_.now();
-  }
   if (at_target_.hollow != version->version - 1 || at_target_.copying == version) return;
-  if (!parts_.copies.Order(target(), SourceOf(record_.move().shard()), record_.move().shard(),
-                           *version)) {
-    return;
-  }
+  if (!parts_.copies.Order(target(), Holder(), record_.move().shard(), *version)) return;
   at_target_.copying = version;
+  at_target_.since = cluster_.now();
 }
 
-absl::Time ShardMoves::AwaitedUntil() const {
-  if (!record_.has_move() || !run_.committing() || !at_target_.ordered.has_value()) {
-    return absl::InfinitePast();
+std::optional<ShardMoves::Order> ShardMoves::OwedByTarget() const {
+  if (!record_.has_move()) return std::nullopt;
+  const AtTarget& at = at_target_;
+  if (at.copying.has_value()) {
+    if (at.copied == at.copying) return std::nullopt;
+    return Order{"copy_shard", at.copying->version};
   }
+  if (!at.ordered.has_value() || at.hollow == at.ordered) return std::nullopt;
+  return Order{"open_run", *at.ordered};
+}
+
+std::string ShardMoves::OwedText() const {
+  const std::optional<Order> owed = OwedByTarget();
+  const std::string shard = absl::StrCat("shard ", record_.move().shard());
+  if (!owed.has_value()) return "";
+  return owed->kind == "open_run"
+             ? absl::StrCat("opened ", shard, ", which moves to it")
+             : absl::StrCat("copied version ", owed->version, " of ", shard, ", which moves to it");
+}
+
+absl::Time ShardMoves::Deadline() const {
+  if (!OwedByTarget().has_value()) return absl::InfiniteFuture();
+  const auto bytes = static_cast<double>(
+      SpaceOfLargestShard(run_.spec(), run_.Parameters(), record_.shards_size()));
+  return at_target_.since + kMaxOrderTime + absl::Seconds(bytes / kMinBytesPerSecond);
+}
+
+// The target may still be opening the shard at the version before, since rounds may be short.
+bool ShardMoves::IsAwaited() const {
+  if (!record_.has_move() || record_.move().from_copy() || !run_.committing()) return false;
+  if (!at_target_.opened || Deadline() <= cluster_.now() || !PostponeReason().empty()) return false;
   const std::optional<Version> version = VersionToFetch();
-  const bool waits = version.has_value() && awaited_ == version->version &&
-                     at_target_.copied != version && PostponeReason().empty();
-  const std::string& source = SourceOf(record_.move().shard());
-  for (const std::string& name : {source, target()}) {
-    if (cluster_.members().ConnectedAggregator(name) == nullptr) return absl::InfinitePast();
-  }
-  return waits ? since_ + kMaxMoveTime : absl::InfinitePast();
+  return version.has_value() && at_target_.copied != version;
 }
 
 std::string ShardMoves::WaitReason() const {
   if (!IsAwaited()) return "";
-  return absl::StrCat("version ", awaited_, " waits for the move of shard ", record_.move().shard(),
-                      " to aggregator ", target());
+  return absl::StrCat("version ", record_.version() + 1, " waits for the move of shard ",
+                      record_.move().shard(), " to aggregator ", target());
+}
+
+std::string ShardMoves::RescueText() const {
+  if (record_.move().from_copy()) {
+    return absl::StrCat("shard ", record_.move().shard(), " moves to aggregator ", target(),
+                        " from its copy");
+  }
+  const auto lacking = rescued_.has_value() ? lacking_.find(*rescued_) : lacking_.end();
+  if (lacking == lacking_.end()) return "";
+  return absl::StrCat("shard ", *rescued_, " cannot continue from its copy: ", lacking->second);
 }
 
 std::optional<ShardMoves::Moved> ShardMoves::Complete() {
   if (!record_.has_move()) return std::nullopt;
   const uint32_t shard = record_.move().shard();
-  const std::optional<uint64_t> digest = run_.commits().ShardDigest(shard);
-  if (const std::string why = PostponeReason(); !why.empty()) {
+  const bool from_copy = record_.move().from_copy();
+  if (!PostponeReason().empty()) {
     if (!Idle()) ++postponed_;
     return std::nullopt;
   }
-  if (!digest.has_value() || at_target_.copied != Version{record_.version(), *digest}) {
-    const bool late = awaited_ == record_.version() && since_ + kMaxMoveTime <= cluster_.now();
-    if (late) Undo("the version was not copied in time");
-    return std::nullopt;
+  const std::optional<uint64_t> digest = run_.commits().ShardDigest(shard);
+  std::optional<Version> version;
+  if (from_copy) {
+    // Advance undoes it.
+    if (!IsBehind(shard)) return std::nullopt;
+    version = parts_.copies.VersionFor(shard);
+  } else if (digest.has_value()) {
+    version = Version{record_.version(), *digest};
   }
+  if (!version.has_value() || at_target_.copied != version) return std::nullopt;
+  if (from_copy) rescues_[shard] = record_.version();
+  const Moved moved{shard, SourceOf(shard), version->version, from_copy};
   const std::string to = target();
   record_.clear_move();
   at_target_ = AtTarget();
-  const Moved moved = SetAggregator(shard, to);
+  parts_.copies.Close(moved.from);
+  record_.set_shards(static_cast<int>(shard), to);
+  AddLeaving(moved.from);
+  stored_.Save();
+  parts_.directory.SendToGroups();
   v1::RunOpened opened;
   opened.set_shard(shard);
-  opened.set_version(record_.version());
-  opened.set_digest(*digest);
+  opened.set_version(version->version);
+  opened.set_digest(version->digest);
   parts_.shards.Open(opened);
   // With the keys of the groups.
   parts_.orders.Open(shard);
   cluster_.Count("shards_moved");
-  cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(),
-                     absl::StrCat("shard ", shard, " has moved from aggregator ", moved.from,
-                                  " to ", SourceOf(shard), ", with version ", record_.version()));
+  if (from_copy) cluster_.Count("shards_moved_from_copies");
+  cluster_.ReportRun(
+      v1::EVENT_KIND_OPERATOR, run_.id(),
+      absl::StrCat("shard ", shard, " has moved from aggregator ", moved.from, " to ", to,
+                   ", with version ", moved.version, from_copy ? " of its copy" : ""));
   return moved;
-}
-
-ShardMoves::Moved ShardMoves::SetAggregator(uint32_t shard, const std::string& name) {
-  Moved moved{shard, SourceOf(shard)};
-  parts_.copies.Close(moved.from);
-  record_.set_shards(static_cast<int>(shard), name);
-  AddLeaving(moved.from);
-  stored_.Save();
-  parts_.directory.SendToGroups();
-  return moved;
-}
-
-// The late answers of the former aggregator have no effect, because the record does not name it.
-std::optional<ShardMoves::Moved> ShardMoves::Replace(const std::set<std::string>& hung) {
-  if (hung.empty()) return std::nullopt;
-  for (int shard = 0; shard < record_.shards_size(); ++shard) {
-    const std::string& source = SourceOf(shard);
-    const bool connected = cluster_.members().ConnectedAggregator(source) != nullptr;
-    // It may have answered in this event.
-    const bool owes = !parts_.shards.IsOpen(shard) ||
-                      (run_.committing() && !run_.commits().closing()->digests(shard).applied());
-    if (!hung.contains(source) || !connected || !owes) continue;
-    if (!parts_.copies.VersionFor(shard).has_value()) continue;
-    const ShardPlacement placement = parts_.choice.FindReplacement();
-    if (placement.chosen.empty()) return std::nullopt;
-    if (record_.has_move()) Undo("another shard of the run is restored");
-    const Moved moved = SetAggregator(shard, placement.chosen.front());
-    const std::string reason =
-        absl::StrCat("aggregator ", moved.from, " does not carry out its orders");
-    parts_.shards.Lose(shard, ShardRestore(reason));
-    cluster_.Count("shards_lost");
-    cluster_.ReportRun(v1::EVENT_KIND_SHARD_LOST, run_.id(),
-                       absl::StrCat("shard ", shard, " is lost: ", reason, "; aggregator ",
-                                    SourceOf(shard), " restores it from its copy"));
-    return moved;
-  }
-  return std::nullopt;
 }
 
 // ---- The target
@@ -252,9 +350,11 @@ std::optional<ShardMoves::Moved> ShardMoves::Replace(const std::set<std::string>
 bool ShardMoves::OnOpened(const Member& member, const v1::RunOpened& opened) {
   if (!IsTarget(member, opened.shard())) return false;
   if (!opened.error().empty()) {
+    parts_.choice.ExcludeFull(target());
     Undo(opened.error());
   } else if (opened.hollow() && opened.version() == at_target_.ordered) {
     at_target_.hollow = opened.version();
+    at_target_.opened = true;
   }
   return true;
 }
@@ -266,6 +366,7 @@ bool ShardMoves::OnApplied(const Member& member, const v1::Applied& applied) {
     return true;
   }
   if (!applied.error().empty()) {
+    parts_.choice.ExcludeFailed(target());
     Undo(applied.error());
   } else if (applied.digest() == copying->digest) {
     at_target_.copied = copying;
@@ -275,8 +376,10 @@ bool ShardMoves::OnApplied(const Member& member, const v1::Applied& applied) {
 
 void ShardMoves::Close(absl::string_view name) {
   if (record_.has_move() && name == target()) at_target_ = AtTarget();
-  // It names an address of the source.
-  if (record_.has_move() && name == SourceOf(record_.move().shard())) at_target_.copying.reset();
+  // The order names the address of this aggregator.
+  if (record_.has_move() && name == Holder() && at_target_.copied != at_target_.copying) {
+    at_target_.copying.reset();
+  }
 }
 
 // ---- Aggregators that are left
@@ -317,6 +420,7 @@ std::string ShardMoves::ReasonOf(uint32_t shard) const {
   if (at_target_.copying.has_value()) {
     return absl::StrCat("it fetches version ", at_target_.copying->version);
   }
+  if (!at_target_.opened || record_.move().from_copy()) return "its new aggregator opens it";
   return absl::StrCat("it moves with version ", record_.version() + 1);
 }
 

@@ -1,4 +1,5 @@
-// The move of shards of one run from aggregators that are drained to others, one shard at a time
+// The move of shards of one run to other aggregators, one shard at a time: from aggregators that
+// are drained, and, with the copies of shards, from those that do not carry out their orders
 // (shard_moves.cc describes the protocol). Changes the fields of RunRecord of these (move, leaving,
 // and `shards` when a move is complete).
 //
@@ -45,29 +46,42 @@ class ShardMoves {
   ShardMoves(const RunView& run, StoredRun& stored, const Parts& parts, Cluster& cluster)
       : run_(run), stored_(stored), record_(stored.record()), parts_(parts), cluster_(cluster) {}
 
-  // Begins a move if an aggregator is drained, continues it, or undoes it. Requires: the run is
-  // active.
-  void Advance();
-  // Orders the target to fetch the closing version, once all shards have applied it, or, while no
-  // group trains, the newest one.
+  // Begins a move, continues it, or undoes it. `hung`: names of aggregators that are connected, and
+  // late to open their shard or to apply the closing round. Requires: the run is active.
+  void Advance(const std::set<std::string>& hung);
+  // Orders the target to fetch the version of the shard, if there is one that remains the newest
+  // until the move is complete.
   void Send();
-  // Until when the commit of the closing version waits for the target; InfinitePast: it does not.
-  absl::Time AwaitedUntil() const;
+  // Whether the commit of the closing version waits for the target.
+  bool IsAwaited() const;
   // What the commit waits for; empty if it does not wait.
   std::string WaitReason() const;
-  // If the target has the newest version, the shard is there from now on: the record names it.
-  // Returns the shard. Requires: no group has begun to contribute to the open round.
+  // Where the shard continues whose aggregator does not carry out its orders, or why it cannot;
+  // empty if there is none.
+  std::string RescueText() const;
+  // The time at which the target is given up if it has not carried out its order; InfiniteFuture:
+  // it has none.
+  absl::Time Deadline() const;
+  // What the target was ordered to do and has not done.
+  struct Order {
+    std::string kind;
+    uint32_t version = 0;
+  };
+  std::optional<Order> OwedByTarget() const;
+  // It completes a sentence that begins with the name of the target and "has not".
+  std::string OwedText() const;
+  // Whether a move may be complete now, apart from the time right after a commit.
+  bool MayComplete() const { return record_.has_move() && (record_.move().from_copy() || Idle()); }
+  // If the target has the version, the shard is there from now on: the record names it, and it is
+  // open. Requires: MayComplete(), or no group has begun to contribute to the open round.
   struct Moved {
     uint32_t shard = 0;
     std::string from;
+    // The version that it has.
+    uint32_t version = 0;
+    bool from_copy = false;
   };
   std::optional<Moved> Complete();
-  // The aggregators with these names are connected, but do not carry out their orders. A shard of
-  // one of them that has a copy is lost there, and is to be restored on another aggregator, which
-  // the record names from now on. Returns the shard.
-  std::optional<Moved> Replace(const std::set<std::string>& hung);
-  // Whether no group trains, so that the newest version remains the newest one.
-  bool Idle() const;
 
   // The answers of the target. They return false if the member is not the target.
   bool OnOpened(const Member& member, const v1::RunOpened& opened);
@@ -86,9 +100,8 @@ class ShardMoves {
 
   // Whether a shard is to move, and no aggregator can take it.
   bool lacks_target() const { return !lacking_.empty(); }
-  // The aggregator that is awaited by a commit; empty: none is.
+  // The aggregator to which a shard moves; empty: none does.
   const std::string& target() const { return record_.move().to(); }
-  bool IsAwaited() const { return AwaitedUntil() > cluster_.now(); }
   // Adds the shards of this run that move from the aggregator.
   void FillStatus(const Member& aggregator, v1::AggregatorStatus& status) const;
 
@@ -99,27 +112,41 @@ class ShardMoves {
     // The version at which it was ordered to be hollow, and at which it is.
     std::optional<uint32_t> ordered;
     std::optional<uint32_t> hollow;
+    // Whether it has been hollow at any version: the next commits wait for it.
+    bool opened = false;
     // The version that it was ordered to fetch, and that it has fetched.
     std::optional<Version> copying;
     std::optional<Version> copied;
+    // When the last of these orders was sent.
+    absl::Time since;
   };
 
   const std::string& SourceOf(uint32_t shard) const {
     return record_.shards(static_cast<int>(shard));
   }
+  // Whether no group trains, so that the newest version remains the newest one.
+  bool Idle() const;
   bool IsTarget(const Member& member, uint32_t shard) const {
     return record_.has_move() && member.record.name() == target() &&
            record_.move().shard() == shard;
   }
-  void Begin();
+  // Whether the aggregator of the shard has not opened it, or not applied the closing round.
+  bool IsBehind(uint32_t shard) const;
+  // Whether an aggregator that fetches the copy of the shard can continue with it.
+  bool CopySuffices(uint32_t shard) const;
+  // The shard whose aggregator does not carry out its orders, and which can continue from its copy.
+  std::optional<uint32_t> FindToRescue(const std::set<std::string>& hung) const;
+  void Begin(std::optional<uint32_t> rescued);
+  // Returns whether an aggregator can take the shard.
+  bool Begin(uint32_t shard, bool from_copy);
+  std::string BeginText() const;
+  // The aggregator that has the version to fetch.
+  const std::string& Holder() const;
   // Why the move that has begun cannot go on; empty if it can.
   std::string WhyUndone() const;
-  // The target removes what it has, and is not chosen again for some time.
+  // The target removes what it has.
   void Undo(absl::string_view why);
   void AddLeaving(const std::string& name);
-  // The record names this aggregator for the shard, and its former one has to remove it. The groups
-  // are told.
-  Moved SetAggregator(uint32_t shard, const std::string& name);
   // The version at which the target is to be hollow; nothing while no version can be fetched.
   std::optional<uint32_t> HollowVersion() const;
   std::optional<Version> VersionToFetch() const;
@@ -133,13 +160,15 @@ class ShardMoves {
   const Parts parts_;
   Cluster& cluster_;
   AtTarget at_target_;
-  // The closing version for which the target is awaited, and since when.
-  uint32_t awaited_ = 0;
-  absl::Time since_;
   // Commits that have not waited for the target, because of groups.
   uint32_t postponed_ = 0;
   // Why shards that are to move cannot, by shard.
   std::map<uint32_t, std::string> lacking_;
+  // The shard that is to continue from its copy.
+  std::optional<uint32_t> rescued_;
+  // The version of the run at which shards have last continued from their copies, by shard: an
+  // aggregator that is only slow would be left again and again in the same round.
+  std::map<uint32_t, uint32_t> rescues_;
 };
 
 }  // namespace cadre

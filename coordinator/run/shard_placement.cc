@@ -108,7 +108,7 @@ ShardPlacement PlaceOneShard(const v1::RunSpec& spec, uint64_t parameters, size_
     } else if (one.cordoned) {
       unusable.push_back(absl::StrCat("aggregator ", one.name, " is cordoned"));
     } else if (one.full) {
-      unusable.push_back(absl::StrCat("aggregator ", one.name, " has refused it"));
+      unusable.push_back(absl::StrCat("aggregator ", one.name, " has recently failed to take it"));
     } else if (FreeOf(one) < needed) {
       unusable.push_back(SpaceText(one, needed));
     } else if (best == nullptr || order(one) < order(*best)) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/coordinator/machine/restore_shard_test.h"
+#include "tests/coordinator/machine/moves_test.h"
 
 namespace cadre::testing {
 namespace {
@@ -14,64 +14,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-class MovesTest : public RestoreShardTest {
- protected:
-  // Two shards and two groups of two workers; version 1 is committed. agg-2 stores nothing.
-  void Begin(uint32_t copies = 1) {
-    v1::RunSpec spec = MakeSpec(2, 2, 5, 1000);
-    spec.mutable_averaging()->mutable_outer()->mutable_nesterov();
-    spec.mutable_averaging()->set_copies(copies);
-    run_ = SubmitTo(2, 4, spec);
-    TrainBoth(run_);
-    ASSERT_EQ(VersionOf(run_), 1u) << ReasonOf(run_);
-    cluster_.AddAggregator("agg-2");
-  }
-  void Drain(const std::string& name) {
-    cluster_.Cordon(name, /*undo=*/false, /*drain=*/true);
-    ASSERT_TRUE(cluster_.last_status.ok()) << cluster_.last_status;
-  }
-  v1::AggregatorStatus StatusOf(const std::string& name) {
-    const v1::StatusReply status = cluster_.Status();
-    for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
-      if (aggregator.member().name() == name) return aggregator;
-    }
-    ADD_FAILURE() << "no aggregator " << name;
-    return {};
-  }
-  // The only shard that moves from agg-0.
-  v1::ShardMove Move() {
-    const v1::AggregatorStatus status = StatusOf("agg-0");
-    EXPECT_EQ(status.moves_size(), 1);
-    return status.moves_size() == 1 ? status.moves(0) : v1::ShardMove();
-  }
-  std::vector<std::string> Shards() {
-    const v1::RunRecord run = cluster_.StoredRun(run_);
-    return {run.shards().begin(), run.shards().end()};
-  }
-  bool Stores(int i) { return agg(i).shards.contains(run_); }
-  // Both groups train on, in the generations in which they have begun.
-  void ExpectNoneEnded() {
-    EXPECT_EQ(RunStateOf(run_), v1::RUN_STATE_RUNNING) << ReasonOf(run_);
-    EXPECT_EQ(cluster_.Counter("groups_formed"), 2u);
-    EXPECT_FALSE(HasEvent(v1::EVENT_KIND_GROUP_ENDED, ""));
-    EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 0u);
-  }
-  void ExpectMoved() {
-    EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1"));
-    EXPECT_TRUE(Stores(2));
-    EXPECT_FALSE(Stores(0));
-    EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty());
-    EXPECT_FALSE(cluster_.StoredRun(run_).has_move());
-    EXPECT_THAT(StatusOf("agg-0").moves(), IsEmpty());
-    EXPECT_THAT(StatusOf("agg-0").shards(), IsEmpty());
-    EXPECT_TRUE(StatusOf("agg-0").draining());
-    EXPECT_EQ(cluster_.Counter("shards_moved"), 1u);
-    EXPECT_EQ(cluster_.Counter("shards_lost"), 0u);
-  }
-
-  std::string run_;
-};
 
 TEST_F(MovesTest, ShardMovesWithTheNextVersion) {
   Begin();
@@ -131,13 +73,14 @@ TEST_F(MovesTest, SlowTargetIsGivenUp) {
   EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
   EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
   EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR,
-                       "the move of shard 0 from aggregator agg-0 to agg-2 is undone: the version "
-                       "was not copied in time"));
+                       "the move of shard 0 from aggregator agg-0 to agg-2 is undone: it is too "
+                       "slow: it has not copied version 2 of shard 0, which moves to it"));
   EXPECT_EQ(Move().to(), "");
-  EXPECT_EQ(Move().reason(), "no other aggregator can take it: aggregator agg-2 has refused it");
+  EXPECT_EQ(Move().reason(),
+            "no other aggregator can take it: aggregator agg-2 has recently failed to take it");
   // It is tried again.
   cluster_.behaviour.slow_copies.clear();
-  cluster_.Run(absl::Minutes(2));
+  cluster_.Run(absl::Minutes(11));
   TrainBoth(run_);
   EXPECT_EQ(VersionOf(run_), 3u);
   ExpectMoved();
@@ -288,73 +231,115 @@ TEST_F(MovesTest, GroupThatLoadsAnOlderVersionPostponesTheMove) {
   ExpectNoneEnded();
 }
 
-TEST_F(MovesTest, CopiesOfShardsFollow) {
-  Begin(/*copies=*/2);
+TEST_F(MovesTest, OnlyAggregatorIsNotDrained) {
+  run_ = SubmitTo(1, 1, MakeSpec(1, 1, 5, 100));
+  Train(run_, 0);
+  EXPECT_THAT(cluster_.Cordon("agg-0", /*undo=*/false, /*drain=*/true), IsEmpty());
+  EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(
+      cluster_.last_status.message(),
+      HasSubstr("no other aggregator can take the shards of live runs that 'agg-0' stores"));
+  EXPECT_FALSE(StatusOf("agg-0").draining());
+  EXPECT_FALSE(StatusOf("agg-0").member().cordoned());
+  cluster_.AddAggregator("agg-1");
   Drain("agg-0");
+  Train(run_, 0);
+  EXPECT_THAT(Shards(), ElementsAre("agg-1"));
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+}
+
+// The commits go on without it.
+TEST_F(MovesTest, TargetThatDoesNotOpenTheShardIsGivenUp) {
+  Begin();
+  cluster_.behaviour.hung = {"agg-2"};
+  Drain("agg-0");
+  EXPECT_EQ(Move().reason(), "its new aggregator opens it");
   TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  cluster_.Run(absl::Seconds(35));
+  EXPECT_THAT(ReasonOf(run_), HasSubstr("aggregator agg-2 has not opened shard 0"));
+  cluster_.AddAggregator("agg-3");
+  cluster_.Run(absl::Minutes(2));
+  EXPECT_TRUE(
+      HasEvent(v1::EVENT_KIND_OPERATOR, "is undone: it is too slow: it has not opened shard 0"));
+  EXPECT_EQ(Move().to(), "agg-3");
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
+  EXPECT_THAT(Shards(), ElementsAre("agg-3", "agg-1"));
+  ExpectNoneEnded();
+}
+
+TEST_F(MovesTest, BothAggregatorsAreLostDuringTheMove) {
+  Begin();
+  Drain("agg-0");
+  cluster_.behaviour.slow_copies = {"agg-2"};
+  TrainBoth(run_);
+  cluster_.Kill(agg(0));
+  cluster_.Kill(agg(2));
+  cluster_.behaviour.slow_copies.clear();
+  for (const int i : {2, 0}) {
+    agg(i).alive = true;
+    cluster_.Restart(agg(i));
+  }
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
   TrainBoth(run_);
   EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
   ExpectMoved();
-  const v1::RunStatus run = cluster_.RunStatus(run_);
-  ASSERT_EQ(run.copies_size(), 2);
-  EXPECT_EQ(run.copies(1).aggregator(), "agg-2");
-  EXPECT_EQ(run.copies(0).version(), 3u);
-  EXPECT_EQ(run.copies(1).version(), 3u);
-  cluster_.Wipe(agg(2));
-  ExpectRestored(run_);
-  EXPECT_THAT(cluster_.RunStatus(run_).warnings(), IsEmpty()) << "from the copy, with its states";
+  ExpectNoneEnded();
 }
 
-// A disk hangs while a round is applied.
-TEST_F(MovesTest, HungShardContinuesFromItsCopy) {
-  Begin(/*copies=*/2);
-  cluster_.behaviour.hung = {"agg-0"};
+// Another process with the name of the target, and an empty disk.
+TEST_F(MovesTest, TargetLosesItsDisk) {
+  Begin();
+  Drain("agg-0");
+  cluster_.Wipe(agg(2));
   TrainBoth(run_);
-  cluster_.Run(absl::Seconds(25));
-  EXPECT_EQ(VersionOf(run_), 1u);
-  EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
-  cluster_.Run(absl::Seconds(10));
   EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
-  EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1"));
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_LOST,
-                       "shard 0 is lost: aggregator agg-0 does not carry out its orders; "
-                       "aggregator agg-2 restores it from its copy"));
-  EXPECT_THAT(cluster_.RunStatus(run_).warnings(), IsEmpty());
-  // Its late answer has no effect.
-  v1::Applied late;
-  late.set_run(run_);
-  late.set_round(2);
-  late.set_digest(12345);
-  cluster_.Send(agg(0), late);
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  ExpectMoved();
+  ExpectNoneEnded();
+}
+
+// The disk of the source is lost while its shard is to move: it is restored there, and moves then.
+TEST_F(MovesTest, SourceLosesItsDisk) {
+  Begin();
+  Drain("agg-0");
+  cluster_.Wipe(agg(0));
+  ExpectRestored(run_);
+  TrainBoth(run_);
   TrainBoth(run_);
   EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
-  ExpectNoneEnded();
-  cluster_.behaviour.hung.clear();
-  cluster_.Reconnect(agg(0));
+  EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1"));
   EXPECT_FALSE(Stores(0));
-  EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty());
 }
 
-TEST_F(MovesTest, HungShardWithoutACopyOrAnotherAggregatorWaits) {
-  for (const uint32_t copies : {1, 2}) {
-    v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
-    spec.mutable_averaging()->set_copies(copies);
-    if (copies == 2) cluster_.Cordon("agg-2");
-    run_ = copies == 1 ? SubmitTo(2, 4, spec) : cluster_.Submit(spec);
-    TrainBoth(run_);
-    if (copies == 1) cluster_.AddAggregator("agg-2");
-    cluster_.behaviour.hung = {"agg-0"};
-    TrainBoth(run_);
-    cluster_.Run(absl::Minutes(2));
-    EXPECT_EQ(VersionOf(run_), 1u);
-    EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
-    EXPECT_THAT(ReasonOf(run_), HasSubstr("aggregator agg-0 has not applied round 2"));
-    cluster_.behaviour.hung.clear();
-    cluster_.Reconnect(agg(0));
-    EXPECT_EQ(VersionOf(run_), 2u);
-    cluster_.StopRun(run_);
-  }
+TEST_F(MovesTest, TargetIsDrained) {
+  Begin();
+  cluster_.AddAggregator("agg-3");
+  Drain("agg-0");
+  Drain("agg-2");
+  EXPECT_EQ(Move().to(), "agg-3");
+  EXPECT_FALSE(Stores(2));
+  TrainBoth(run_);
+  EXPECT_THAT(Shards(), ElementsAre("agg-3", "agg-1"));
+  ExpectNoneEnded();
+}
+
+TEST_F(MovesTest, RunIsScaledAndRolledBackDuringTheMove) {
+  Begin();
+  TrainBoth(run_);
+  Drain("agg-0");
+  cluster_.RollBackRun(run_, 1);
+  ASSERT_TRUE(cluster_.last_status.ok()) << cluster_.last_status;
+  TrainBoth(run_);
+  EXPECT_EQ(RunStateOf(run_), v1::RUN_STATE_RUNNING) << ReasonOf(run_);
+  EXPECT_GE(VersionOf(run_), 3u) << ReasonOf(run_);
+  cluster_.Scale(run_, 1);
+  ASSERT_TRUE(cluster_.last_status.ok()) << cluster_.last_status;
+  Train(run_, 0);
+  Train(run_, 0);
+  EXPECT_EQ(RunStateOf(run_), v1::RUN_STATE_RUNNING) << ReasonOf(run_);
+  EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1")) << ReasonOf(run_);
+  EXPECT_EQ(cluster_.Counter("shards_lost"), 0u);
 }
 
 // Every transaction of a move leaves a state from which it continues.
@@ -397,6 +382,26 @@ TEST_F(MovesTest, StoreIsOlderThanTheMove) {
   EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
   TrainBoth(run_);
   EXPECT_EQ(VersionOf(run_), 4u) << ReasonOf(run_);
+}
+
+// No other shard shows that the record is older, and an aggregator that it does not name shows
+// nothing (OlderStoreTest). What that one stores remains.
+TEST_F(MovesTest, StoreIsOlderThanTheMoveOfTheOnlyShard) {
+  run_ = SubmitTo(1, 1, MakeSpec(1, 1, 5, 1000));
+  Train(run_);
+  cluster_.AddAggregator("agg-1");
+  const std::map<std::string, std::string> copy = cluster_.store();
+  Drain("agg-0");
+  Train(run_);
+  Train(run_);
+  ASSERT_THAT(Shards(), ElementsAre("agg-1"));
+  ASSERT_EQ(VersionOf(run_), 3u);
+  cluster_.RollBackStore(copy);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(RunStateOf(run_), v1::RUN_STATE_PARKED);
+  EXPECT_THAT(ReasonOf(run_), HasSubstr("aggregator agg-0 has lost the values of shard 0"));
+  EXPECT_TRUE(Stores(1));
+  EXPECT_EQ(agg(1).shards.at(run_).version, 3u);
 }
 
 }  // namespace

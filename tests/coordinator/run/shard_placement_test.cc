@@ -131,7 +131,7 @@ TEST(ShardPlacement, EveryAggregatorThatCannotTakeAShardIsNamed) {
   EXPECT_THAT(placement.chosen, IsEmpty());
   EXPECT_EQ(placement.reason,
             "no other aggregator can take it: aggregator a is away; aggregator b is cordoned; "
-            "aggregator c has refused it; aggregator d has " +
+            "aggregator c has recently failed to take it; aggregator d has " +
                 std::to_string(needed - 1) + " bytes free, and a shard needs " +
                 std::to_string(needed));
   EXPECT_THAT(PlaceOneShard(spec, kParameters, 2, {{.name = "d", .free = needed}}).chosen,
