@@ -1,5 +1,7 @@
 // Tests, with real processes, that an order that hangs on one aggregator is named, and stops only
-// its own run.
+// its own run; or not even that, if its shards have copies.
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -19,6 +21,8 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kLimit = absl::Seconds(60);
 // An order that hangs is named within this time.
 constexpr absl::Duration kNamed = absl::Seconds(30);
+// Several times the steps at which the disk hangs.
+constexpr uint32_t kStepsWithCopies = 1200;
 
 class HangingDiskTest : public ::testing::Test {
  protected:
@@ -103,6 +107,55 @@ TEST_F(HangingDiskTest, RunWhoseVersionHangsIsNamedAndOthersGoOn) {
   ASSERT_NO_FATAL_FAILURE(AwaitVersion(hung, stopped + 3));
   Await("the reason ends",
         [&](const v1::StatusReply& seen) { return FindRun(seen, hung)->reason().empty(); });
+}
+
+// With its states: the run has momentum and coded versions.
+TEST_F(HangingDiskTest, ShardWithACopyContinuesOnAnotherAggregator) {
+  v1::RunSpec spec = SmallSpec(
+      {.groups = 2, .ranks = 1, .aggregators = 2, .every_steps = 4, .steps = kStepsWithCopies});
+  spec.mutable_averaging()->mutable_outer()->mutable_nesterov();
+  spec.mutable_averaging()->mutable_down()->set_codec(v1::CODEC_E3M0);
+  spec.mutable_averaging()->set_copies(2);
+  spec.mutable_cluster()->set_keep_plan(true);
+  const auto submitted = cluster_.client().Submit(spec);
+  ASSERT_TRUE(submitted.ok()) << submitted.status();
+  const std::string run = *submitted;
+  ASSERT_NO_FATAL_FAILURE(AwaitVersion(run, 4));
+  ASSERT_TRUE(cluster_.StartAggregator("aggregator-2").ok());
+
+  std::ofstream(control_) << "/" << run << "/version-";
+  const auto stores = [&](const v1::StatusReply& status, const std::string& name) {
+    return std::ranges::any_of(status.aggregators(), [&](const v1::AggregatorStatus& one) {
+      return one.member().name() == name && !one.shards().empty();
+    });
+  };
+  ASSERT_NO_FATAL_FAILURE(Await(
+      "the shard continues on aggregator-2",
+      [&](const v1::StatusReply& status) { return stores(status, "aggregator-2"); },
+      kNamed + kLimit));
+  EXPECT_THAT(RunCadre({"events", absl::StrCat("--coordinator=", cluster_.coordinator())}),
+              HasSubstr("shard 1 moves from aggregator aggregator-1, which does not carry out its "
+                        "orders, to aggregator-2, from the copy on aggregator-0"));
+  EXPECT_LT(VersionOf(run), kStepsWithCopies / 4) << "the run is too short";
+  ASSERT_NO_FATAL_FAILURE(AwaitVersion(run, VersionOf(run) + 4));
+  EXPECT_THAT(Health(1), HasSubstr("aggregator-1")) << "its disk still hangs";
+
+  const auto done = cluster_.AwaitDone(run, kLimit);
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_EQ(FindRun(*done, run)->warnings_size(), 0);
+  EXPECT_TRUE(std::filesystem::exists(cluster_.folder() + "/aggregator-1/" + run));
+  std::filesystem::remove(control_);
+  const absl::Time limit = absl::Now() + kLimit;
+  while (std::filesystem::exists(cluster_.folder() + "/aggregator-1/" + run)) {
+    ASSERT_LT(absl::Now(), limit) << "it removes the files of the run when its disk answers";
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+
+  const auto undisturbed = cluster_.client().Submit(spec);
+  ASSERT_TRUE(undisturbed.ok()) << undisturbed.status();
+  const auto again = cluster_.AwaitDone(*undisturbed, kLimit);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(FindRun(*again, *undisturbed)->digest(), FindRun(*done, run)->digest());
 }
 
 }  // namespace
