@@ -5,11 +5,14 @@
 
 #include "absl/strings/match.h"
 #include "coordinator/store/keys.h"
+#include "tests/simulation/stored_records.h"
 
 namespace cadre::simulation {
 namespace {
 
 constexpr absl::Duration kMaxPause = absl::Seconds(60);
+constexpr absl::Duration kMaxDrainPause = absl::Seconds(30);
+constexpr absl::Duration kMaxDrain = absl::Seconds(60);
 constexpr absl::Duration kAttend = absl::Seconds(20);
 constexpr absl::Duration kReadmit = absl::Minutes(5);
 // Until the coordinator has answered.
@@ -21,6 +24,7 @@ void Operators::Start() {
   AttendDiverged();
   // Most clusters are left alone.
   if (world_.dice.Chance(0.4)) ScheduleNext();
+  if (world_.dice.Chance(0.3)) ScheduleDrain();
 }
 
 void Operators::End() {
@@ -41,6 +45,27 @@ void Operators::ScheduleNext() {
     if (!coordinators_.two()) (this->*verbs_[world_.dice.Between(0, verbs_.size() - 1)])();
     ScheduleNext();
   });
+}
+
+void Operators::ScheduleDrain() {
+  world_.timeline.After(world_.dice.Between(absl::Seconds(1), kMaxDrainPause), [this] {
+    if (ended_) return;
+    if (!coordinators_.two()) Drain();
+    ScheduleDrain();
+  });
+}
+
+void Operators::Drain() {
+  const v1::RunRecord run = RunIn(coordinators_.current().store(), RunKey(AnyRun()));
+  if (run.shards().empty()) return;
+  const std::string name =
+      run.shards(static_cast<int>(world_.dice.Between(0, run.shards_size() - 1)));
+  CordonMembers cordon{.member = name, .drain = true};
+  coordinators_.current().Order(cordon, [this](const Replied& replied) {
+    world_.Count(replied.status.ok() ? "aggregators_drained" : "drains_refused");
+  });
+  world_.timeline.After(world_.dice.Between(absl::Seconds(1), kMaxDrain),
+                        [this, name] { Readmit(name); });
 }
 
 std::string Operators::AnyRun() const {

@@ -51,6 +51,9 @@ class Operators {
   void Adopt();
   // Cordons, drains or readmits a worker or an aggregator.
   void Cordon();
+  // Drains an aggregator that stores a shard, and readmits it later.
+  void ScheduleDrain();
+  void Drain();
   // Calls the methods that only read.
   void Read();
   void Readmit(const std::string& member);
