@@ -52,7 +52,7 @@ std::optional<ShardMoves::Moved> Aggregators::CompleteMove() {
 
 void Aggregators::OnJoined(const Member& member, bool active) {
   directory_.OnJoined(member.record.name());
-  if (moves_.IsLeaving(member.record.name()) && !run_.behind()) orders_.Delete(member);
+  if (!run_.live()) moves_.SendRemovals();
   if (!active) return;
   for (int shard = 0; shard < shards_.size(); ++shard) {
     if (shards_.Owns(member.record.name(), shard)) orders_.Open(shard);

@@ -255,8 +255,11 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
     return;
   }
   if (!opened.error().empty()) {
-    const std::string reason = absl::StrCat("aggregator ", member.record.name(),
-                                            " cannot create version 0: ", opened.error());
+    const std::string reason =
+        absl::StrCat("aggregator ", member.record.name(), " cannot ",
+                     commits().newest().has_value() ? absl::StrCat("restore shard ", opened.shard())
+                                                    : "create version 0",
+                     ": ", opened.error());
     if (commits().newest().has_value()) return parking_.Park({opened.shard(), reason});
     if (aggregators_.choice().OnTooLittleSpace(member, opened)) return groups_.UpdateDemand();
     return End(v1::RUN_STATE_FAILED, reason);
@@ -465,6 +468,7 @@ std::optional<RebuiltRun> Run::OnReport(const std::string& aggregator,
   if (!rebuilt.has_value() || !rebuilt->ended) return rebuilt;
   // Their files are deleted with the run.
   for (const auto& [name, one] : stale_.reports()) stored_.record().add_former_shards(name);
+  aggregators_.moves().KeepFiles();
   stored_.record().set_has_unknown_versions(true);
   End(v1::RUN_STATE_STOPPED,
       "it had ended, with a result that is lost: the coordinator's store is older");

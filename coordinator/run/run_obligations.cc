@@ -130,7 +130,7 @@ void RunObligations::AddOrders(std::vector<Obligation>& owed) const {
   }
   const ShardMoves& moves = parts_.aggregators.moves();
   if (const std::optional<ShardMoves::Order> order = moves.OwedByTarget()) {
-    AddOrder(moves.target(), order->kind, order->version, moves.OwedText(), owed);
+    AddOrder(moves.target(), order->kind, order->version, order->Text(), owed);
   }
 }
 

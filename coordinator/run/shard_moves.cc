@@ -70,13 +70,19 @@ void ShardMoves::Advance(const std::set<std::string>& hung) {
   lacking_.clear();
   rescued_.reset();
   if (!run_.averages() || !run_.commits().newest().has_value()) return;
+  SendRemovals();
   const std::optional<uint32_t> rescued = FindToRescue(hung);
   if (record_.has_move()) {
     if (const std::string why = WhyUndone(); !why.empty()) {
       Undo(why);
     } else if (Deadline() <= cluster_.now()) {
       parts_.choice.ExcludeFailed(target());
-      Undo(absl::StrCat("it is too slow: it has not ", OwedText()));
+      Undo(absl::StrCat("it is too slow: it has not ", OwedByTarget()->Text()));
+    } else if (rescued == record_.move().shard() && !record_.move().from_copy()) {
+      record_.mutable_move()->set_from_copy(true);
+      at_target_ = AtTarget();
+      stored_.Save();
+      cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(), BeginText());
     } else if (rescued.has_value() && !record_.move().from_copy()) {
       Undo(absl::StrCat("shard ", *rescued, " is to continue from its copy first"));
     }
@@ -188,9 +194,11 @@ void ShardMoves::Undo(absl::string_view why) {
                      absl::StrCat("the move of shard ", move.shard(), " from aggregator ",
                                   SourceOf(move.shard()), " to ", move.to(), " is undone: ", why));
   cluster_.Count("moves_undone");
+  const bool is_hollow = at_target_.ordered.has_value();
   record_.clear_move();
   at_target_ = AtTarget();
   AddLeaving(move.to());
+  if (is_hollow) Remove(move.to());
   stored_.Save();
 }
 
@@ -200,6 +208,14 @@ void ShardMoves::End() {
   record_.clear_move();
   at_target_ = AtTarget();
   AddLeaving(to);
+  Remove(to);
+}
+
+void ShardMoves::KeepFiles() {
+  if (record_.has_move()) record_.add_former_shards(target());
+  record_.mutable_former_shards()->MergeFrom(record_.leaving());
+  record_.clear_move();
+  record_.clear_leaving();
 }
 
 bool ShardMoves::Idle() const {
@@ -255,19 +271,16 @@ std::optional<ShardMoves::Order> ShardMoves::OwedByTarget() const {
   const AtTarget& at = at_target_;
   if (at.copying.has_value()) {
     if (at.copied == at.copying) return std::nullopt;
-    return Order{"copy_shard", at.copying->version};
+    return Order{"copy_shard", record_.move().shard(), at.copying->version};
   }
   if (!at.ordered.has_value() || at.hollow == at.ordered) return std::nullopt;
-  return Order{"open_run", *at.ordered};
+  return Order{"open_run", record_.move().shard(), *at.ordered};
 }
 
-std::string ShardMoves::OwedText() const {
-  const std::optional<Order> owed = OwedByTarget();
-  const std::string shard = absl::StrCat("shard ", record_.move().shard());
-  if (!owed.has_value()) return "";
-  return owed->kind == "open_run"
-             ? absl::StrCat("opened ", shard, ", which moves to it")
-             : absl::StrCat("copied version ", owed->version, " of ", shard, ", which moves to it");
+std::string ShardMoves::Order::Text() const {
+  const std::string what =
+      kind == "open_run" ? "opened" : absl::StrCat("copied version ", version, " of");
+  return absl::StrCat(what, " shard ", shard, ", which moves to it");
 }
 
 absl::Time ShardMoves::Deadline() const {
@@ -327,6 +340,7 @@ std::optional<ShardMoves::Moved> ShardMoves::Complete() {
   parts_.copies.Close(moved.from);
   record_.set_shards(static_cast<int>(shard), to);
   AddLeaving(moved.from);
+  Remove(moved.from);
   stored_.Save();
   parts_.directory.SendToGroups();
   v1::RunOpened opened;
@@ -374,7 +388,8 @@ bool ShardMoves::OnApplied(const Member& member, const v1::Applied& applied) {
   return true;
 }
 
-void ShardMoves::Close(absl::string_view name) {
+void ShardMoves::Close(const std::string& name) {
+  removing_.erase(name);
   if (record_.has_move() && name == target()) at_target_ = AtTarget();
   // The order names the address of this aggregator.
   if (record_.has_move() && name == Holder() && at_target_.copied != at_target_.copying) {
@@ -390,8 +405,18 @@ bool ShardMoves::IsLeaving(absl::string_view name) const {
 
 void ShardMoves::AddLeaving(const std::string& name) {
   if (!IsLeaving(name)) record_.add_leaving(name);
-  if (const Member* const member = cluster_.members().Aggregator(name))
-    parts_.orders.Delete(*member);
+}
+
+void ShardMoves::Remove(const std::string& name) {
+  const Member* const member = cluster_.members().ConnectedAggregator(name);
+  if (member != nullptr && removing_.insert(name).second) parts_.orders.Delete(*member);
+}
+
+// The record may be older than a move back to one of them. If that is so, the shard is not on the
+// aggregator that the record names.
+void ShardMoves::SendRemovals() {
+  if (run_.behind() || (run_.live() && !parts_.shards.AllOpen())) return;
+  for (const std::string& name : record_.leaving()) Remove(name);
 }
 
 void ShardMoves::OnRemoved(absl::string_view name) {

@@ -65,11 +65,12 @@ class ShardMoves {
   // What the target was ordered to do and has not done.
   struct Order {
     std::string kind;
+    uint32_t shard = 0;
     uint32_t version = 0;
+    // It completes a sentence that begins with the name of the target and "has not".
+    std::string Text() const;
   };
   std::optional<Order> OwedByTarget() const;
-  // It completes a sentence that begins with the name of the target and "has not".
-  std::string OwedText() const;
   // Whether a move may be complete now, apart from the time right after a commit.
   bool MayComplete() const { return record_.has_move() && (record_.move().from_copy() || Idle()); }
   // If the target has the version, the shard is there from now on: the record names it, and it is
@@ -87,14 +88,20 @@ class ShardMoves {
   bool OnOpened(const Member& member, const v1::RunOpened& opened);
   bool OnApplied(const Member& member, const v1::Applied& applied);
   // The aggregator of this name is disconnected.
-  void Close(absl::string_view name);
+  void Close(const std::string& name);
   // What the target has is not known any more.
   void Reset() { at_target_ = AtTarget(); }
-  // The run has ended, or its record is replaced: the move is undone.
+  // The run has ended: the move is undone.
   void End();
+  // The record is older than the end of the run, so any of the aggregators may have the model: they
+  // remove their files with the run.
+  void KeepFiles();
 
   // ---- Aggregators that a shard has left, or to which a move was undone
   bool IsLeaving(absl::string_view name) const;
+  // Orders those that are connected to remove their files, when the shards are where the record
+  // says.
+  void SendRemovals();
   // The aggregator has removed them.
   void OnRemoved(absl::string_view name);
 
@@ -147,6 +154,7 @@ class ShardMoves {
   // The target removes what it has.
   void Undo(absl::string_view why);
   void AddLeaving(const std::string& name);
+  void Remove(const std::string& name);
   // The version at which the target is to be hollow; nothing while no version can be fetched.
   std::optional<uint32_t> HollowVersion() const;
   std::optional<Version> VersionToFetch() const;
@@ -160,6 +168,8 @@ class ShardMoves {
   const Parts parts_;
   Cluster& cluster_;
   AtTarget at_target_;
+  // Aggregators that were ordered to remove their files on their present streams.
+  std::set<std::string> removing_;
   // Commits that have not waited for the target, because of groups.
   uint32_t postponed_ = 0;
   // Why shards that are to move cannot, by shard.

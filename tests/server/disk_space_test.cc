@@ -55,6 +55,26 @@ TEST_F(ShardHostTest, RunWithoutSpaceIsRefused) {
   EXPECT_EQ(host_->ReservedBytes(), kNeeded - 60);
 }
 
+// The version is to be fetched from another aggregator.
+TEST_F(ShardHostTest, HollowShardWithoutSpaceIsRefused) {
+  int64_t free = 15 * 4 * 6 - 1;
+  free_bytes_ = [&] { return free; };
+  Restart();
+  v1::OpenRun open = run_.Open();
+  open.set_version(5);
+  open.set_hollow(5);
+  auto opened = host_->OpenRun(open);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_THAT(opened->error(), HasSubstr("the disk has too little space"));
+  EXPECT_EQ(host_->ReservedBytes(), 0);
+  ++free;
+  opened = host_->OpenRun(open);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->error(), "");
+  EXPECT_TRUE(opened->hollow());
+  EXPECT_EQ(host_->ReservedBytes(), 15 * 4 * 6);
+}
+
 // The units of this model would take 6 GB.
 TEST_F(ShardHostTest, SpaceIsCheckedBeforeUnitsAreMade) {
   free_bytes_ = [] { return int64_t{1} << 30; };

@@ -239,11 +239,12 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   const bool deleted = restored_.contains(record.run()) && to_delete_.contains(record.run());
   // Nor does a store that is older than the move of the only shard name its aggregator: no other
   // shard shows that the record is older.
-  const bool one_shard = before.shards_size() == 1 && record.shards_size() == 1;
-  if (one_shard && before.version() > 0 && before.shards(0) != record.shards(0)) {
-    only_shard_moved_.insert(run);
+  for (int i = 0; i < std::min(before.shards_size(), record.shards_size()); ++i) {
+    if (before.version() == 0 || before.shards(i) == record.shards(i)) continue;
+    moved_at_[{run, i}] = record.version();
   }
-  const bool moved = restored_.contains(run) && only_shard_moved_.contains(run);
+  const bool moved =
+      restored_.contains(run) && record.shards_size() == 1 && moved_at_.contains({run, 0});
   if (record.state() == v1::RUN_STATE_PARKED && record.diverged() && !before.diverged()) {
     world_.Count("runs_parked_diverged");
     if (!MayFail(record)) world_.Violate(run, " is parked: ", record.reason());
@@ -424,9 +425,13 @@ void Invariants::CheckEnd(
       world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
                      rounds_apart, ", the last of ", groups, " groups");
     }
-    const bool moved = restored_.contains(run) && only_shard_moved_.contains(run);
+    // An older store does not name the aggregators to which shards have moved.
+    const bool moved = restored_.contains(run) && absl::c_any_of(moved_at_, [&](const auto& move) {
+                         return move.first.first == run;
+                       });
+    const bool parked = record->state() == v1::RUN_STATE_PARKED && record->shards_size() == 1;
     for (const std::string& aggregator : record->shards()) {
-      if (moved && record->state() == v1::RUN_STATE_PARKED) continue;
+      if (moved && (parked || record->has_unknown_versions())) continue;
       const auto on_disk = version_on_disk(aggregator, run);
       const bool has = on_disk.has_value() && *on_disk >= record->version();
       // A run that was stopped before its shards were open has no version, and a disk that was lost

@@ -175,9 +175,10 @@ class Invariants {
   // Since the newest commit, and between it and the one before: their reports may arrive later.
   std::map<std::string, Failures> failures_;
   std::map<std::string, Failures> earlier_failures_;
-  // Runs whose records were replaced by older ones, and those whose only shard has moved.
+  // Runs whose records were replaced by older ones.
   std::set<std::string> restored_;
-  std::set<std::string> only_shard_moved_;
+  // The versions of runs at the last moves of their shards, by run and shard.
+  std::map<std::pair<std::string, int>, uint32_t> moved_at_;
   std::map<std::string, v1::RunSpec> specs_;
   std::map<std::string, uint32_t> shards_;
   // Expected values of every version.

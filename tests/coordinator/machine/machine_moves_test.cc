@@ -312,6 +312,30 @@ TEST_F(MovesTest, SourceLosesItsDisk) {
   EXPECT_FALSE(Stores(0));
 }
 
+// It remains drained, and its files need not exist any more.
+TEST_F(MovesTest, FormerAggregatorReturnsWithAnotherDisk) {
+  Begin();
+  Drain("agg-0");
+  cluster_.behaviour.hung = {"agg-0"};
+  cluster_.behaviour.apply = false;
+  TrainBoth(run_);
+  cluster_.behaviour.hung.clear();
+  cluster_.behaviour.apply = true;
+  cluster_.Reconnect(agg(0));
+  cluster_.Reconnect(agg(1));
+  cluster_.Kill(agg(0));
+  TrainBoth(run_);
+  cluster_.RestartCoordinator();
+  cluster_.Wipe(agg(0));
+  TrainBoth(run_);
+  EXPECT_GE(VersionOf(run_), 3u) << ReasonOf(run_);
+  EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1"));
+  EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty());
+  EXPECT_TRUE(StatusOf("agg-0").draining());
+  EXPECT_TRUE(StatusOf("agg-0").member().cordoned());
+  EXPECT_EQ(RunStateOf(run_), v1::RUN_STATE_RUNNING) << ReasonOf(run_);
+}
+
 TEST_F(MovesTest, TargetIsDrained) {
   Begin();
   cluster_.AddAggregator("agg-3");
