@@ -227,6 +227,9 @@ std::optional<uint32_t> ShardMoves::HollowVersion() const {
     const std::optional<Version> version = VersionToFetch();
     return version.has_value() ? std::optional(version->version - 1) : std::nullopt;
   }
+  // The target discards what it has. If the record is older than the end of the move, that is the
+  // shard, and the former aggregator has none.
+  if (!parts_.shards.IsOpen(record_.move().shard())) return std::nullopt;
   if (!Idle()) return record_.version();
   if (record_.version() == 0) return std::nullopt;
   return record_.version() - 1;

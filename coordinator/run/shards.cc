@@ -69,10 +69,12 @@ bool Shards::Lacks(const v1::Hello& hello) const {
   });
 }
 
-// A run whose record is an old copy may not have chosen its aggregators in it, and others since; or
-// a shard that has left an aggregator in it may have moved there again since.
+// A run whose record is an old copy may not have chosen its aggregators in it, and others since; a
+// move in it may be complete since, or a shard that has left an aggregator may have moved there
+// again.
 bool Shards::MayStore(absl::string_view aggregator, uint32_t shard) const {
-  return run_.version() == 0 || Owns(aggregator, shard) ||
+  const bool moves_there = run_.move().to() == aggregator && run_.move().shard() == shard;
+  return run_.version() == 0 || Owns(aggregator, shard) || (run_.has_move() && moves_there) ||
          absl::c_linear_search(run_.leaving(), aggregator);
 }
 

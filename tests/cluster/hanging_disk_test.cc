@@ -21,8 +21,9 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kLimit = absl::Seconds(60);
 // An order that hangs is named within this time.
 constexpr absl::Duration kNamed = absl::Seconds(30);
-// Several times the steps at which the disk hangs.
-constexpr uint32_t kStepsWithCopies = 1200;
+// Several times the steps at which the disk hangs, since the run waits then.
+constexpr uint32_t kStepsWithCopies = 160;
+constexpr absl::Duration kTrained = absl::Seconds(180);
 
 class HangingDiskTest : public ::testing::Test {
  protected:
@@ -140,7 +141,7 @@ TEST_F(HangingDiskTest, ShardWithACopyContinuesOnAnotherAggregator) {
   ASSERT_NO_FATAL_FAILURE(AwaitVersion(run, VersionOf(run) + 4));
   EXPECT_THAT(Health(1), HasSubstr("aggregator-1")) << "its disk still hangs";
 
-  const auto done = cluster_.AwaitDone(run, kLimit);
+  const auto done = cluster_.AwaitDone(run, kTrained);
   ASSERT_TRUE(done.ok()) << done.status();
   EXPECT_EQ(FindRun(*done, run)->warnings_size(), 0);
   EXPECT_TRUE(std::filesystem::exists(cluster_.folder() + "/aggregator-1/" + run));
@@ -153,7 +154,7 @@ TEST_F(HangingDiskTest, ShardWithACopyContinuesOnAnotherAggregator) {
 
   const auto undisturbed = cluster_.client().Submit(spec);
   ASSERT_TRUE(undisturbed.ok()) << undisturbed.status();
-  const auto again = cluster_.AwaitDone(*undisturbed, kLimit);
+  const auto again = cluster_.AwaitDone(*undisturbed, kTrained);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(FindRun(*again, *undisturbed)->digest(), FindRun(*done, run)->digest());
 }

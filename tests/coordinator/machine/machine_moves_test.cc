@@ -408,6 +408,29 @@ TEST_F(MovesTest, StoreIsOlderThanTheMove) {
   EXPECT_EQ(VersionOf(run_), 4u) << ReasonOf(run_);
 }
 
+// The target must not discard what it has.
+TEST_F(MovesTest, StoreIsOlderThanTheEndOfTheMove) {
+  run_ = SubmitTo(1, 1, MakeSpec(1, 1, 5, 1000));
+  Train(run_);
+  cluster_.AddAggregator("agg-1");
+  Drain("agg-0");
+  const std::map<std::string, std::string> copy = cluster_.store();
+  Train(run_);
+  Train(run_);
+  ASSERT_THAT(Shards(), ElementsAre("agg-1"));
+  ASSERT_EQ(VersionOf(run_), 3u);
+  cluster_.Kill(agg(0));
+  cluster_.RollBackStore(copy);
+  cluster_.Run(absl::Minutes(1));
+  agg(0).alive = true;
+  cluster_.Restart(agg(0));
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_THAT(Shards(), ElementsAre("agg-1")) << ReasonOf(run_);
+  EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
+  Train(run_);
+  EXPECT_EQ(VersionOf(run_), 4u) << ReasonOf(run_);
+}
+
 // No other shard shows that the record is older, and an aggregator that it does not name shows
 // nothing (OlderStoreTest). What that one stores remains.
 TEST_F(MovesTest, StoreIsOlderThanTheMoveOfTheOnlyShard) {
