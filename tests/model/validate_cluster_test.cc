@@ -15,16 +15,21 @@ using ::cadre::testing::Changed;
 using ::cadre::testing::ExpectProblems;
 using ::cadre::testing::kTokenFiles;
 
+TEST(ValidateClusterTest, WaitForAggregatorsHasLimits) {
+  ExpectProblems({
+      {"", "cluster { aggregator_wait_ms: 999 }", "cluster.aggregator_wait_ms",
+       "is 999; it must be from 1000 to 86400000"},
+      {"", "cluster { aggregator_wait_ms: 86400001 }", "cluster.aggregator_wait_ms",
+       "is 86400001; it must be from 1000 to 86400000"},
+  });
+}
+
 TEST(ValidateClusterTest, Clusters) {
   ExpectProblems({
       {"averaging", "", "averaging.every_steps", "requires a single group; there are 2 groups"},
       {"", "averaging { quorum: 3 }", "averaging.quorum", "is 3; there are only 2 groups"},
       {"", "averaging { min_groups: 3 }", "averaging.min_groups", "is 3; there are only 2 groups"},
       {"", "cluster { max_pause_ms: 0 }", "cluster.max_pause_ms", "is 0; it must be positive"},
-      {"", "cluster { aggregator_wait_ms: 999 }", "cluster.aggregator_wait_ms",
-       "is 999; it must be from 1000 to 86400000"},
-      {"", "cluster { aggregator_wait_ms: 86400001 }", "cluster.aggregator_wait_ms",
-       "is 86400001; it must be from 1000 to 86400000"},
       {"", "averaging { up { codec: CODEC_STAT2 keep: 3 } }", "averaging.up.keep",
        "is 3; only CODEC_TOPK leaves values out"},
       {"", "averaging { down { codec: CODEC_TOPK keep: 4097 } }", "averaging.down.keep",
