@@ -67,7 +67,7 @@ class RecordingControl : public GroupControl {
     connections.pop_front();
     return connected;
   }
-  ShardLocation LocationOf(uint32_t) const override { return ""; }
+  ShardLocation LocationOf(uint32_t) const override { return {}; }
 
  private:
   void Record(const v1::Prepared& message) { prepared = message; }
