@@ -229,7 +229,9 @@ TEST(OrderQueue, EndOfTheRunRemovesFailedOrders) {
     FailNext(queue, kStart);
     FailNext(queue, kStart);
     queue.Add(last, kStart);
-    EXPECT_EQ(queue.Take(kStart)->body_case(), last.body_case());
+    const v1::CoordinatorMessage taken = queue.Take(kStart).value();
+    EXPECT_EQ(taken.body_case(), last.body_case());
+    Succeed(queue, taken, kStart);
     EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
   }
 }

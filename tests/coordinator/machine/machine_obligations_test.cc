@@ -51,6 +51,11 @@ TEST_F(MachineObligationsTest, ErrorOfTheAggregatorIsNamed) {
   cluster_.behaviour.apply = false;
   Train(run);
   v1::Heartbeat heartbeat;
+  v1::DelayedOrder other;
+  other.set_run("run-9-other");
+  other.set_order("apply");
+  other.set_reason("an order of another run");
+  *heartbeat.add_delayed_orders() = other;
   v1::DelayedOrder& delayed = *heartbeat.add_delayed_orders();
   delayed.set_run(run);
   delayed.set_order("apply");
@@ -65,7 +70,7 @@ TEST_F(MachineObligationsTest, ErrorOfTheAggregatorIsNamed) {
                        "aggregator agg-0 has not applied round 1 to shard 0 for 3"));
   EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("aggregator agg-0"),
                                    HasSubstr("version-1.new: No space left on device")));
-  EXPECT_EQ(AggregatorOf(0).delayed_orders_size(), 1) << "its own report";
+  EXPECT_EQ(AggregatorOf(0).delayed_orders_size(), 2) << "its own report";
 }
 
 TEST_F(MachineObligationsTest, AggregatorThatIsAwayOwesNothing) {

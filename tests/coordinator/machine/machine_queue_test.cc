@@ -104,13 +104,13 @@ TEST_F(QueueTest, RunThatCanBeServedKeepsIdleWorkers) {
 
 TEST_F(QueueTest, StoppedRunReservesNothing) {
   AddMembers(1, 3);
-  const std::string busy = Submit(1);
-  const std::string large = Submit(3);
-  const std::string small = Submit(1);
-  ASSERT_EQ(RunStateOf(small), v1::RUN_STATE_QUEUED);
-  cluster_.StopRun(large);
-  EXPECT_EQ(RunStateOf(small), v1::RUN_STATE_RUNNING);
-  EXPECT_EQ(RunStateOf(busy), v1::RUN_STATE_RUNNING);
+  Submit(1);
+  const std::string first = Submit(3);
+  const std::string second = Submit(3);
+  EXPECT_EQ(ReasonOf(second),
+            "waiting for workers: 0 of 3 for a group are idle and not reserved for " + first);
+  cluster_.StopRun(first);
+  EXPECT_EQ(ReasonOf(second), "waiting for workers: 2 of 3 for a group are idle");
 }
 
 // The first run would wait for the worker of the second one, which waits for the idle ones.

@@ -135,6 +135,7 @@ TEST_F(MachineRunTest, NeverAveragingRunEvaluates) {
   EXPECT_EQ(status.test().step(), 50u);
   EXPECT_EQ(status.bytes_across_groups(), 0u);
   EXPECT_EQ(status.bytes_across_groups_synchronous(), 0u);
+  EXPECT_EQ(status.traffic_factor(), 0) << "there is nothing to compare with";
   int evaluations = 0;
   for (const v1::CoordinatorMessage& message : cluster_.workers()[0].received) {
     if (message.has_decision() && message.decision().evaluate_end() > 0) ++evaluations;

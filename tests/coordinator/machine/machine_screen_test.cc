@@ -174,9 +174,11 @@ TEST_F(MachineScreenTest, ThirdRoundInARowEndsTheGeneration) {
   TrainAll(run);
   const uint32_t generation = cluster_.Group(run, 1).generation();
   EXPECT_NE(generation, 0u);
+  EXPECT_EQ(cluster_.Status().workers(1).standing().failures(), 0u);
   TrainAll(run);
   EXPECT_EQ(Status(run).version(), 3u);
   EXPECT_NE(cluster_.Group(run, 1).generation(), generation);
+  EXPECT_EQ(cluster_.Status().workers(1).standing().failures(), 1u) << "its worker is avoided";
   cluster_.AddWorkers(1);
   ASSERT_TRUE(cluster_.RunUntil([&] { return StateOf(run, 1) == v1::GROUP_STATE_TRAINING; }));
   EXPECT_EQ(cluster_.Lead(run, 1).assignment->branch(), 3u) << "optimizer states are dropped";
