@@ -334,8 +334,8 @@ std::vector<Verb> OrderVerbs() {
        .arguments = {{.name = "NAME|HOST|ID"}},
        .flags = {{"within", kDuration, "T",
                   "time after which the workers end in any case; default: their own limits"}},
-       .brief = "let a worker, or all workers of a host, contribute and end; or move the shards of "
-                "an aggregator to others",
+       .brief =
+           "let a worker or a host contribute and end, or move an aggregator's shards to others",
        .run = CordonMembers},
       {.name = "scale",
        .arguments = {{.name = "RUN"}},

@@ -130,7 +130,8 @@ class Control final : public GroupControl {
   ShardLocation LocationOf(uint32_t shard) const override {
     absl::MutexLock lock(&mutex_);
     const auto found = addresses_.find(shard);
-    return found == addresses_.end() ? "" : found->second;
+    if (found == addresses_.end()) return {};
+    return {found->second, absl::StrCat("agg-", shard)};
   }
   bool ShardIsAway(uint32_t shard) const override {
     absl::MutexLock lock(&mutex_);
