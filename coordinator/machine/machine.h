@@ -10,9 +10,8 @@
 //     durable before any other action of that call (or of a later call) is carried out. If it
 //     cannot be made durable the machine must be discarded: its state is ahead of the store.
 //   - Send and Disconnect actions of one connection are carried out in order.
-//   - `now` never decreases. Handle(Tick{}) is called no later than NextDeadline(). Settle is
-//   called
-//     after one or more calls of Handle.
+//   - `now` never decreases. Handle(Tick{}) is called no later than NextDeadline(). Settle follows
+//     one or more calls of Handle.
 //   - After a BeginAgain, and after a restart, the driver creates a new Machine and calls Restore
 //     with all records of the store (coordinator/store/keys.h names the keys); members open new
 //     streams.

@@ -109,7 +109,7 @@ bool RunEvaluation::HasWriter() const {
   const Slot& slot = run_.slots()[checkpoints_.writer()];
   if (run_.LeavesOut(slot.group())) return false;
   if (!slot.waiting()) return !slot.own_loop();
-  // It is formed before the run can end (Machine::SettleOnce), unless it must still wait.
+  // It is formed before the run can end (Machine::Settle), unless it must still wait.
   if (planner_.IsSearching(run_.id())) return true;
   if (cluster_.now() >= slot.blocked_until()) return false;
   const auto& idle = cluster_.members().idle();
