@@ -98,7 +98,8 @@ class CoordinatorClient {
   // Excludes workers from new work (kDrain: they also leave their groups and end, `within` this
   // time if it is not zero), or ends that and clears their records of failures. `member` is a
   // member id, the name of a worker or a host. Returns the ids of the workers that matched.
-  // Errors: NotFound; InvalidArgument if an aggregator is to be drained within a time.
+  // Errors: NotFound; InvalidArgument if an aggregator is to be drained within a time;
+  // FailedPrecondition if no other aggregator could take its shards.
   enum class CordonMode { kCordon, kUndo, kDrain };
   absl::StatusOr<v1::CordonReply> Cordon(const std::string& member, CordonMode mode,
                                          absl::Duration within = absl::ZeroDuration()) const;

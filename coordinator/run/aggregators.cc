@@ -40,6 +40,8 @@ bool Aggregators::AwaitsCopies() {
 std::optional<ShardMoves::Moved> Aggregators::CompleteMove() {
   const std::optional<ShardMoves::Moved> moved = moves_.Complete();
   if (!moved.has_value()) return std::nullopt;
+  // The new aggregator has no older versions.
+  rounds_.versions().OnOpened(shards_.opened().at(moved->shard));
   copies_.OnShardOpen(moved->shard);
   if (!moved->from_copy) return moved;
   rounds_.LoseContributions(moved->shard);

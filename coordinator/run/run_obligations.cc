@@ -74,8 +74,14 @@ std::string RunObligations::Reason() const {
 std::set<std::string> RunObligations::LateAggregators() const {
   std::set<std::string> names;
   for (const LateObligation& late : obligations_.Late(cluster_.now())) {
-    // An aggregator that does not report that it opens the shard may still verify its files.
-    const bool opens = late.what.kind == "open_run" && late.what.error != kNotReported;
+    // An aggregator that reports no order of the run may still verify its files. Behind one that
+    // hangs, the others of the run wait, which are not reported.
+    const Member* const member = cluster_.members().Aggregator(late.what.member);
+    const bool reports =
+        member != nullptr && absl::c_any_of(member->delayed_orders, [&](const auto& order) {
+          return order.run() == run_.id();
+        });
+    const bool opens = late.what.kind == "open_run" && reports;
     if (opens || late.what.kind == "apply") names.insert(late.what.member);
   }
   return names;
@@ -185,8 +191,11 @@ void RunObligations::AddOrder(const std::string& aggregator, absl::string_view k
   const Member* const member = cluster_.members().Aggregator(aggregator);
   if (member == nullptr || !member->connected()) return;
   const v1::DelayedOrder* const report = FindReport(*member, run_.id(), kind);
+  // A round reads the version before and what each participant has staged, and writes the version.
+  const int reads =
+      kind == "apply" && run_.committing() ? 2 + run_.commits().closing()->participants_size() : 1;
   const double bytes =
-      static_cast<double>(run_.Parameters()) / run_.shards().size() * sizeof(float);
+      reads * static_cast<double>(run_.Parameters()) / run_.shards().size() * sizeof(float);
   owed.push_back({.kind = std::string(kind),
                   .member = aggregator,
                   .number = number,

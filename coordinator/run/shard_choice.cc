@@ -93,9 +93,11 @@ ShardPlacement ShardChoice::FindPlacement() const {
 ShardPlacement ShardChoice::FindReplacement() const {
   std::vector<ShardCandidate> candidates = Candidates();
   std::erase_if(candidates, [this](const ShardCandidate& candidate) {
-    return absl::c_linear_search(record_.shards(), candidate.name) ||
-           absl::c_linear_search(record_.leaving(), candidate.name);
+    return absl::c_linear_search(record_.shards(), candidate.name);
   });
+  for (ShardCandidate& candidate : candidates) {
+    candidate.leaving = absl::c_linear_search(record_.leaving(), candidate.name);
+  }
   return PlaceOneShard(run_.spec(), run_.Parameters(), record_.shards_size(), candidates);
 }
 

@@ -175,7 +175,8 @@ std::string ShardMoves::WhyUndone() const {
   const uint32_t shard = record_.move().shard();
   if (record_.move().from_copy()) {
     if (!IsBehind(shard)) return "the aggregator has carried out its orders";
-    if (!CopySuffices(shard)) {
+    // While the holder is away, or since the coordinator has started, it is not known what it has.
+    if (parts_.copies.copies().Knows(shard) && !CopySuffices(shard)) {
       return absl::StrCat("its copy on ", Holder(), " does not have what the run needs now");
     }
   } else if (!cluster_.queue().IsDraining(SourceOf(shard))) {
@@ -203,6 +204,8 @@ void ShardMoves::Undo(absl::string_view why) {
 }
 
 void ShardMoves::End() {
+  // The record may be older than the end of the move, or than a move back.
+  if (!parts_.shards.AllOpen()) return KeepFiles();
   if (!record_.has_move()) return;
   const std::string to = target();
   record_.clear_move();
@@ -423,6 +426,7 @@ void ShardMoves::SendRemovals() {
 }
 
 void ShardMoves::OnRemoved(absl::string_view name) {
+  removing_.erase(std::string(name));
   auto& leaving = *record_.mutable_leaving();
   const auto removed = std::remove(leaving.begin(), leaving.end(), name);
   if (removed == leaving.end()) return;

@@ -93,8 +93,7 @@ class ShardMoves {
   void Reset() { at_target_ = AtTarget(); }
   // The run has ended: the move is undone.
   void End();
-  // The record is older than the end of the run, so any of the aggregators may have the model: they
-  // remove their files with the run.
+  // Any of the aggregators may have the model: they remove their files with the run.
   void KeepFiles();
 
   // ---- Aggregators that a shard has left, or to which a move was undone

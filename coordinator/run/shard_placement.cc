@@ -107,6 +107,9 @@ ShardPlacement PlaceOneShard(const v1::RunSpec& spec, uint64_t parameters, size_
       unusable.push_back(absl::StrCat("aggregator ", one.name, " is away"));
     } else if (one.cordoned) {
       unusable.push_back(absl::StrCat("aggregator ", one.name, " is cordoned"));
+    } else if (one.leaving) {
+      unusable.push_back(
+          absl::StrCat("aggregator ", one.name, " has not removed what it had of the run before"));
     } else if (one.full) {
       unusable.push_back(absl::StrCat("aggregator ", one.name, " has recently failed to take it"));
     } else if (FreeOf(one) < needed) {

@@ -23,6 +23,8 @@ struct ShardCandidate {
   std::string name;
   bool connected = true;
   bool cordoned = false;
+  // It has not removed what it had of this run before.
+  bool leaving = false;
   // It has refused a shard of this run for lack of space, or failed to take one, a short time ago.
   bool full = false;
   // Free bytes that are not reserved for other runs; nullopt: not reported yet, which counts as

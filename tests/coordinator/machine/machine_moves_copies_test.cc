@@ -193,6 +193,25 @@ TEST_F(MovesFromCopiesTest, DrainedAggregatorThatIsAwayIsLeftWithACopy) {
   EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty());
 }
 
+// What the copy has is not known until its holder has returned.
+TEST_F(MovesFromCopiesTest, CoordinatorRestartsWhileTheFormerAggregatorIsLost) {
+  Begin(/*copies=*/2);
+  cluster_.Kill(agg(0));
+  cluster_.Run(absl::Minutes(1));
+  cluster_.behaviour.slow_copies = {"agg-2"};
+  Drain("agg-0");
+  EXPECT_TRUE(cluster_.StoredRun(run_).move().from_copy());
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_TRUE(cluster_.StoredRun(run_).move().from_copy()) << ReasonOf(run_);
+  cluster_.behaviour.slow_copies.clear();
+  cluster_.Reconnect(agg(2));
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1")) << ReasonOf(run_);
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+}
+
 // Every transaction of a move from a hung aggregator leaves a state from which the run continues.
 TEST_F(MovesFromCopiesTest, CoordinatorCrashesWhileAShardContinuesFromItsCopy) {
   Begin(/*copies=*/2);

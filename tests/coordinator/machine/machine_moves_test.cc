@@ -130,6 +130,35 @@ TEST_F(MovesTest, UndoEndsTheMove) {
   EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty());
 }
 
+TEST_F(MovesTest, MoveMayBeUndoneSeveralTimes) {
+  Begin();
+  for (int i = 0; i < 3; ++i) {
+    Drain("agg-0");
+    EXPECT_TRUE(Stores(2)) << i;
+    cluster_.Cordon("agg-0", /*undo=*/true);
+    EXPECT_FALSE(Stores(2)) << i;
+    EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty()) << i;
+  }
+}
+
+// Its new aggregator has no older versions.
+TEST_F(MovesTest, VersionsBeforeTheMoveAreNotRolledBackTo) {
+  Begin();
+  TrainBoth(run_);
+  cluster_.behaviour.open = false;
+  Drain("agg-0");
+  cluster_.behaviour.open = true;
+  cluster_.Reconnect(agg(2));
+  TrainBoth(run_);
+  TrainBoth(run_);
+  ExpectMoved();
+  const uint32_t version = VersionOf(run_);
+  cluster_.RollBackRun(run_, version - 2);
+  EXPECT_FALSE(cluster_.last_status.ok());
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), version + 1) << ReasonOf(run_);
+}
+
 TEST_F(MovesTest, TargetThatIsAwayIsNotAwaited) {
   Begin();
   Drain("agg-0");
@@ -369,7 +398,6 @@ TEST_F(MovesTest, RunIsScaledAndRolledBackDuringTheMove) {
 // Every transaction of a move leaves a state from which it continues.
 TEST_F(MovesTest, CoordinatorCrashes) {
   Begin();
-  int crash = 0;
   for (int n = 1; n <= 12; ++n) {
     const std::string from = Shards()[0];
     cluster_.CrashAfterTransaction(n);
@@ -385,9 +413,7 @@ TEST_F(MovesTest, CoordinatorCrashes) {
     EXPECT_EQ(Stores(0) + Stores(1) + Stores(2), 2) << "crash " << n;
     EXPECT_THAT(cluster_.StoredRun(run_).leaving(), IsEmpty()) << "crash " << n;
     cluster_.Cordon(from, /*undo=*/true);
-    crash = n;
   }
-  EXPECT_EQ(crash, 12);
   EXPECT_EQ(cluster_.Counter("shards_lost"), 0u);
 }
 
@@ -429,6 +455,29 @@ TEST_F(MovesTest, StoreIsOlderThanTheEndOfTheMove) {
   EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
   Train(run_);
   EXPECT_EQ(VersionOf(run_), 4u) << ReasonOf(run_);
+}
+
+// The target may have the only model.
+TEST_F(MovesTest, RunThatIsStoppedWithAnOlderStoreLosesNoModel) {
+  run_ = SubmitTo(1, 1, MakeSpec(1, 1, 5, 1000));
+  Train(run_);
+  cluster_.AddAggregator("agg-1");
+  Drain("agg-0");
+  const std::map<std::string, std::string> copy = cluster_.store();
+  Train(run_);
+  Train(run_);
+  ASSERT_THAT(Shards(), ElementsAre("agg-1"));
+  cluster_.Kill(agg(1));
+  cluster_.RollBackStore(copy);
+  cluster_.Run(absl::Minutes(1));
+  cluster_.StopRun(run_);
+  agg(1).alive = true;
+  cluster_.Restart(agg(1));
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_TRUE(Stores(1));
+  cluster_.DeleteRun(run_);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_FALSE(Stores(1)) << "with the run";
 }
 
 // No other shard shows that the record is older, and an aggregator that it does not name shows
