@@ -31,10 +31,13 @@ void GroupSession::Deliver(const v1::CoordinatorMessage& message) {
   for (const v1::ShardAddress& shard : message.shard_addresses().shards()) SetShard(shard);
 }
 
-// An aggregator that is away may still be reachable at its last address.
+// An aggregator that is away may still be reachable at its last address. That of an aggregator from
+// which the shard has moved meanwhile is of no use: what is staged there is in no version.
 void GroupSession::SetShard(const v1::ShardAddress& shard) {
   if (shard.address().empty()) {
     away_.insert(shard.shard());
+    const std::string& name = shards_[shard.shard()].aggregator;
+    if (!shard.name().empty() && name != shard.name()) shards_[shard.shard()] = {"", shard.name()};
     return;
   }
   away_.erase(shard.shard());

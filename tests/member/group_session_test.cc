@@ -80,6 +80,22 @@ TEST(GroupSessionTest, ShardMovesToAnotherAggregator) {
   EXPECT_EQ(session.LocationOf(0), ShardLocation("b:1", "agg-2"));
 }
 
+TEST(GroupSessionTest, ShardThatHasMovedToAnAggregatorThatIsAwayHasNoAddress) {
+  RecordingOwner owner;
+  v1::Assignment assignment;
+  assignment.add_shards()->set_address("a:1");
+  assignment.mutable_shards(0)->set_name("agg-0");
+  GroupSession session(assignment, owner, ThreadRuntime::Insecure());
+  v1::CoordinatorMessage away = AddressOf(0, "");
+  away.mutable_shard_addresses()->mutable_shards(0)->set_name("agg-0");
+  session.Deliver(away);
+  EXPECT_EQ(session.LocationOf(0), ShardLocation("a:1", "agg-0"));
+  away.mutable_shard_addresses()->mutable_shards(0)->set_name("agg-2");
+  session.Deliver(away);
+  EXPECT_EQ(session.LocationOf(0), ShardLocation("", "agg-2"));
+  EXPECT_TRUE(session.ShardIsAway(0));
+}
+
 class GroupSessionTraceTest : public ::testing::Test {
  protected:
   void Answer(uint64_t request) {
