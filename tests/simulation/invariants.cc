@@ -414,24 +414,25 @@ void Invariants::CheckEnd(
         groups = participants->second;
       }
     }
-    // Each round counts once, even if Apply is repeated. A shard whose version before is lost does
-    // not know the discrepancy; nor has a round one whose groups have discarded all that they
-    // trained (blend 0).
+    const bool moved =
+        absl::c_any_of(moved_at_, [&](const auto& move) { return move.first.first == run; });
+    // Each round counts once, even if Apply is repeated. A shard whose version before is lost, or
+    // that continues from a copy, does not know the discrepancy; nor has a round one whose groups
+    // have discarded all that they trained (blend 0).
     const v1::DiscrepancyRecord& discrepancy = record->discrepancy();
     const bool counts = discrepancy.rounds() == rounds_apart && discrepancy.groups() == groups;
     const v1::Overlap& overlap = specs_[run].averaging().overlap();
     const bool discards = overlap.has_blend() && overlap.blend() == 0;
-    if (!counts && !discards && !HasLostDisk(*record) && !restored_.contains(run)) {
+    if (!counts && !discards && !moved && !HasLostDisk(*record) && !restored_.contains(run)) {
       world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
                      rounds_apart, ", the last of ", groups, " groups");
     }
-    // An older store does not name the aggregators to which shards have moved.
-    const bool moved = restored_.contains(run) && absl::c_any_of(moved_at_, [&](const auto& move) {
-                         return move.first.first == run;
-                       });
-    const bool parked = record->state() == v1::RUN_STATE_PARKED && record->shards_size() == 1;
+    // An older store does not name the aggregators to which shards have moved. The run is parked
+    // until one of them shows a later version.
+    const bool names_former = moved && restored_.contains(run);
+    const bool parked = record->state() == v1::RUN_STATE_PARKED;
     for (const std::string& aggregator : record->shards()) {
-      if (moved && (parked || record->has_unknown_versions())) continue;
+      if (names_former && (parked || record->has_unknown_versions())) continue;
       const auto on_disk = version_on_disk(aggregator, run);
       const bool has = on_disk.has_value() && *on_disk >= record->version();
       // A run that was stopped before its shards were open has no version, and a disk that was lost
