@@ -237,14 +237,13 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   if (IsLive(before.state()) && !IsLive(record.state())) CheckRunEnd(record);
   // An older store may still have a run whose files were deleted since.
   const bool deleted = restored_.contains(record.run()) && to_delete_.contains(record.run());
-  // Nor does a store that is older than the move of the only shard name its aggregator: no other
-  // shard shows that the record is older.
+  // Nor does a store that is older than the move of a shard name its aggregator, until that of
+  // another shard shows that the record is older.
   for (int i = 0; i < std::min(before.shards_size(), record.shards_size()); ++i) {
     if (before.version() == 0 || before.shards(i) == record.shards(i)) continue;
-    moved_at_[{run, i}] = record.version();
+    moved_.at[{run, i}] = record.version();
   }
-  const bool moved =
-      restored_.contains(run) && record.shards_size() == 1 && moved_at_.contains({run, 0});
+  const bool moved = restored_.contains(run) && moved_.Any(run);
   if (record.state() == v1::RUN_STATE_PARKED && record.diverged() && !before.diverged()) {
     world_.Count("runs_parked_diverged");
     if (!MayFail(record)) world_.Violate(run, " is parked: ", record.reason());
@@ -414,8 +413,7 @@ void Invariants::CheckEnd(
         groups = participants->second;
       }
     }
-    const bool moved =
-        absl::c_any_of(moved_at_, [&](const auto& move) { return move.first.first == run; });
+    const bool moved = moved_.Any(run);
     // Each round counts once, even if Apply is repeated. A shard whose version before is lost, or
     // that continues from a copy, does not know the discrepancy; nor has a round one whose groups
     // have discarded all that they trained (blend 0).

@@ -178,7 +178,13 @@ class Invariants {
   // Runs whose records were replaced by older ones.
   std::set<std::string> restored_;
   // The versions of runs at the last moves of their shards, by run and shard.
-  std::map<std::pair<std::string, int>, uint32_t> moved_at_;
+  struct MovedShards {
+    std::map<std::pair<std::string, int>, uint32_t> at;
+    bool Any(const std::string& run) const {
+      const auto first = at.lower_bound({run, 0});
+      return first != at.end() && first->first.first == run;
+    }
+  } moved_;
   std::map<std::string, v1::RunSpec> specs_;
   std::map<std::string, uint32_t> shards_;
   // Expected values of every version.

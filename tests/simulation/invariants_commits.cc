@@ -162,8 +162,8 @@ void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
       if (acknowledged_.count({key, run.shards(shard)}) > 0) continue;
       // A rank that had not learned of the move has staged its values on the former aggregator,
       // which may have removed them, and stages them again.
-      const auto move = moved_at_.find({run.run(), shard});
-      if (move != moved_at_.end() && move->second + 1 == commit.round()) continue;
+      const auto move = moved_.at.find({run.run(), shard});
+      if (move != moved_.at.end() && move->second + 1 == commit.round()) continue;
       world_.Violate(key.ToString(), " is committed, but shard ", shard, " never acknowledged it");
     }
   }

@@ -236,8 +236,9 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const std::stri
   };
   const auto matches = [&] { return equal(expected); };
   const auto first = first_attempts_.find({run, version});
-  if (!matches() && first != first_attempts_.end() && !committed_.contains({run, version}) &&
-      equal(first->second.values)) {
+  // Also by an aggregator that has hung, and from which the shard has moved.
+  const bool may_be_late = !committed_.contains({run, version}) || moved_.Any(run);
+  if (!matches() && first != first_attempts_.end() && may_be_late && equal(first->second.values)) {
     return world_.Count("first_attempts_written_late");
   }
   if (!matches()) ChooseRival({run, version}, span, values);
