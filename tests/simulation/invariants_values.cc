@@ -295,9 +295,11 @@ void Invariants::OnContributionsRemoved(const std::string& aggregator,
                                         const std::function<bool(const ContributionKey&)>& may_be) {
   std::erase_if(kept_, [&](const auto& kept) {
     if (kept.second != aggregator || holds(kept.first)) return false;
-    // An older record does not contain the generations that were formed since.
+    // An older record does not contain the generations that were formed since. An aggregator that a
+    // shard has left may crash while it removes its files.
     const bool forgotten = restored_.contains(kept.first.run) && IsForgotten(kept.first.generation);
-    if (!forgotten && !may_be(kept.first)) {
+    const bool may_be_left = moved_.Any(kept.first.run);
+    if (!forgotten && !may_be_left && !may_be(kept.first)) {
       world_.Violate(aggregator, " has lost ", kept.first.ToString(),
                      ", which it had acknowledged and not applied");
     }
