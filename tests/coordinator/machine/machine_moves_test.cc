@@ -434,17 +434,26 @@ TEST_F(MovesTest, StoreIsOlderThanTheMove) {
   EXPECT_EQ(VersionOf(run_), 4u) << ReasonOf(run_);
 }
 
+class MovesOfTheOnlyShardTest : public MovesTest {
+ protected:
+  // From agg-0 to agg-1. Returns the store of the time at which the move had begun.
+  std::map<std::string, std::string> MoveTheOnlyShard() {
+    run_ = SubmitTo(1, 1, MakeSpec(1, 1, 5, 1000));
+    Train(run_);
+    cluster_.AddAggregator("agg-1");
+    Drain("agg-0");
+    std::map<std::string, std::string> copy = cluster_.store();
+    Train(run_);
+    Train(run_);
+    EXPECT_THAT(Shards(), ElementsAre("agg-1"));
+    EXPECT_EQ(VersionOf(run_), 3u);
+    return copy;
+  }
+};
+
 // The target must not discard what it has.
-TEST_F(MovesTest, StoreIsOlderThanTheEndOfTheMove) {
-  run_ = SubmitTo(1, 1, MakeSpec(1, 1, 5, 1000));
-  Train(run_);
-  cluster_.AddAggregator("agg-1");
-  Drain("agg-0");
-  const std::map<std::string, std::string> copy = cluster_.store();
-  Train(run_);
-  Train(run_);
-  ASSERT_THAT(Shards(), ElementsAre("agg-1"));
-  ASSERT_EQ(VersionOf(run_), 3u);
+TEST_F(MovesOfTheOnlyShardTest, StoreIsOlderThanTheEndOfTheMove) {
+  const std::map<std::string, std::string> copy = MoveTheOnlyShard();
   cluster_.Kill(agg(0));
   cluster_.RollBackStore(copy);
   cluster_.Run(absl::Minutes(1));
@@ -458,15 +467,8 @@ TEST_F(MovesTest, StoreIsOlderThanTheEndOfTheMove) {
 }
 
 // The target may have the only model.
-TEST_F(MovesTest, RunThatIsStoppedWithAnOlderStoreLosesNoModel) {
-  run_ = SubmitTo(1, 1, MakeSpec(1, 1, 5, 1000));
-  Train(run_);
-  cluster_.AddAggregator("agg-1");
-  Drain("agg-0");
-  const std::map<std::string, std::string> copy = cluster_.store();
-  Train(run_);
-  Train(run_);
-  ASSERT_THAT(Shards(), ElementsAre("agg-1"));
+TEST_F(MovesOfTheOnlyShardTest, RunThatIsStoppedWithAnOlderStoreLosesNoModel) {
+  const std::map<std::string, std::string> copy = MoveTheOnlyShard();
   cluster_.Kill(agg(1));
   cluster_.RollBackStore(copy);
   cluster_.Run(absl::Minutes(1));
