@@ -64,6 +64,8 @@ Expected Conservation::Restore(const v1::Assignment& assignment,
   Expected carried(TensorBegins(assignment.spec()).back());
   ForEach(spans, [&](int64_t p) {
     Kept& kept = group.positions[p];
+    // A contribution that the run does not have has carried nothing over.
+    if (kept.round > version && kept.late != nullptr) kept = Kept(*kept.late);
     const v1::IncludedContribution& in = start.included();
     const bool included = in.round() == kept.round && in.generation() == kept.generation;
     const v1::ScreenedChange& out = start.screened();
@@ -100,7 +102,11 @@ Expected Conservation::Restore(const v1::Assignment& assignment,
 }
 
 void Conservation::Keep(const v1::Assignment& assignment, int64_t position, const Kept& kept) {
-  groups_[KeyOf(assignment)].positions[position] = kept;
+  Kept& before = groups_[KeyOf(assignment)].positions[position];
+  Kept after = kept;
+  before.late = nullptr;
+  if (!before.settled && before.round < kept.round) after.late = std::make_shared<Kept>(before);
+  before = std::move(after);
 }
 
 std::optional<float> Conservation::Settle(const v1::Averaging& averaging, const Kept& kept,

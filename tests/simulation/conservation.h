@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -63,6 +64,8 @@ class Conservation {
     bool exchanged = false;
     std::optional<float> change;
     std::optional<float> left_out;
+    // The late contribution before; null: it is settled.
+    std::shared_ptr<const Kept> late;
   };
   void Keep(const v1::Assignment& assignment, int64_t position, const Kept& kept);
   // What is carried of it if the group continues from this version.

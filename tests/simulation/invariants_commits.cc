@@ -160,6 +160,9 @@ void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
       if (!has_part) continue;
       const ContributionKey key{commit.run(), commit.round(), in.group(), in.generation(), rank};
       if (acknowledged_.count({key, run.shards(shard)}) > 0) continue;
+      // The shard has made the version of another coordinator, so it refuses late values, and will
+      // refuse the order of this one.
+      if (restored_.contains(run.run()) && written_.contains({run.run(), commit.round()})) continue;
       // A rank that had not learned of the move has staged its values on the former aggregator,
       // which may have removed them, and stages them again.
       const auto move = moved_.at.find({run.run(), shard});
