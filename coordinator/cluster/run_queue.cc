@@ -12,7 +12,7 @@ RunQueue::Key RunQueue::KeyOf(uint32_t number) const {
 }
 
 void RunQueue::Set(uint32_t number, Run run) {
-  Erase(number);
+  waiting_.erase(KeyOf(number));
   const bool waits = run.slots > 0;
   runs_[number] = std::move(run);
   if (waits) waiting_.insert(KeyOf(number));
@@ -21,6 +21,7 @@ void RunQueue::Set(uint32_t number, Run run) {
 void RunQueue::Erase(uint32_t number) {
   waiting_.erase(KeyOf(number));
   runs_.erase(number);
+  arriving_.erase(number);
 }
 
 std::vector<uint32_t> RunQueue::InOrder(const std::set<uint32_t>& numbers) const {
@@ -95,11 +96,20 @@ std::optional<RunQueue::Start> RunQueue::ExpectedStart(uint32_t run,
   return std::nullopt;
 }
 
+void RunQueue::SetArriving(uint32_t number, const std::string& aggregator, int64_t bytes) {
+  if (aggregator.empty()) {
+    arriving_.erase(number);
+  } else {
+    arriving_[number] = {aggregator, bytes};
+  }
+}
+
 int RunQueue::CountShards(absl::string_view aggregator) const {
   int shards = 0;
   for (const auto& [number, run] : runs_) {
     shards += static_cast<int>(absl::c_count(run.shards, aggregator));
   }
+  for (const auto& [number, arrival] : arriving_) shards += arrival.aggregator == aggregator;
   return shards;
 }
 
@@ -108,6 +118,9 @@ int64_t RunQueue::UnreportedBytes(absl::string_view aggregator, uint32_t except)
   for (const auto& [number, run] : runs_) {
     if (number == except) continue;
     if (absl::c_linear_search(run.shards, aggregator)) bytes += run.unreported_bytes;
+  }
+  for (const auto& [number, arrival] : arriving_) {
+    if (number != except && arrival.aggregator == aggregator) bytes += arrival.bytes;
   }
   return bytes;
 }

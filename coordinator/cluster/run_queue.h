@@ -94,8 +94,11 @@ class RunQueue {
     return draining_aggregators_.contains(aggregator);
   }
   bool AnyDraining() const { return !draining_aggregators_.empty(); }
-  // Shards of live runs on the aggregator, and bytes for runs other than this one that it does not
-  // report as reserved yet.
+  // A shard of the run moves to the aggregator, which may not report these bytes as reserved yet.
+  // No name: none moves.
+  void SetArriving(uint32_t number, const std::string& aggregator, int64_t bytes);
+  // Shards of live runs on the aggregator or on the way to it, and bytes for runs other than this
+  // one that it may not report as reserved yet.
   int CountShards(absl::string_view aggregator) const;
   int64_t UnreportedBytes(absl::string_view aggregator, uint32_t except) const;
 
@@ -109,6 +112,12 @@ class RunQueue {
 
   const Membership& members_;
   std::map<uint32_t, Run> runs_;
+  // Shards that move, by the number of the run.
+  struct Arrival {
+    std::string aggregator;
+    int64_t bytes = 0;
+  };
+  std::map<uint32_t, Arrival> arriving_;
   // Those with waiting slots.
   std::set<Key> waiting_;
   std::set<std::string> cordoned_aggregators_;

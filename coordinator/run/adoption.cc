@@ -3,6 +3,8 @@
 #include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
+#include <compare>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -50,6 +52,14 @@ std::string FindMalformed(const std::string& run, const v1::RunReport& report) {
   return "";
 }
 
+// The newest generation and the version that the aggregator was ordered to open: after a move, the
+// coordinator sends newer ones only to the aggregator that the shard has moved to.
+std::pair<uint32_t, uint32_t> OpenedAt(const v1::OpenRun& open) {
+  uint32_t newest = 0;
+  for (const auto& [group, generation] : open.generations()) newest = std::max(newest, generation);
+  return {newest, open.version()};
+}
+
 // Whether the aggregator's shard holds nothing that was trained and contradicts the one with the
 // newest version: it was opened before the choice of aggregators changed, or by a coordinator whose
 // store was older than the run. Or whether another aggregator has the same shard at a later
@@ -64,8 +74,10 @@ bool IsLeftover(const RunReports::value_type& entry, const RunReports& reports) 
     if (held.version() == 0 || other.lineage() != open.lineage()) return false;
     const bool same = other.shards() == open.shards() && other.shard() == open.shard();
     if (state.version() == 0) return same || other.shards() != open.shards();
-    const bool equal = held.version() == state.version() && held.digest() == state.digest();
-    return same && (held.version() > state.version() || (equal && one.first < name));
+    if (!same) return false;
+    if (held.version() != state.version()) return held.version() > state.version();
+    const auto later = OpenedAt(other) <=> OpenedAt(open);
+    return held.digest() == state.digest() && (later > 0 || (later == 0 && one.first < name));
   });
 }
 

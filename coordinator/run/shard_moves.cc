@@ -82,12 +82,13 @@ void ShardMoves::Advance(const std::set<std::string>& hung) {
       record_.mutable_move()->set_from_copy(true);
       at_target_ = AtTarget();
       stored_.Save();
-      cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(), BeginText());
+      cluster_.ReportRun(v1::EVENT_KIND_SHARD_MOVE, run_.id(), BeginText());
     } else if (rescued.has_value() && !record_.move().from_copy()) {
       Undo(absl::StrCat("shard ", *rescued, " is to continue from its copy first"));
     }
   }
   if (!record_.has_move()) Begin(rescued);
+  cluster_.queue().SetArriving(run_.number(), target(), record_.has_move() ? BytesOfShard() : 0);
   if (!record_.has_move()) return;
   const std::optional<uint32_t> hollow = HollowVersion();
   if (!hollow.has_value() || cluster_.members().ConnectedAggregator(target()) == nullptr) return;
@@ -149,7 +150,7 @@ bool ShardMoves::Begin(uint32_t shard, bool from_copy) {
   move.set_to(placement.chosen.front());
   move.set_from_copy(from_copy);
   stored_.Save();
-  cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(), BeginText());
+  cluster_.ReportRun(v1::EVENT_KIND_SHARD_MOVE, run_.id(), BeginText());
   return true;
 }
 
@@ -191,7 +192,7 @@ std::string ShardMoves::WhyUndone() const {
 
 void ShardMoves::Undo(absl::string_view why) {
   const v1::ShardMoveRecord move = record_.move();
-  cluster_.ReportRun(v1::EVENT_KIND_OPERATOR, run_.id(),
+  cluster_.ReportRun(v1::EVENT_KIND_SHARD_MOVE, run_.id(),
                      absl::StrCat("the move of shard ", move.shard(), " from aggregator ",
                                   SourceOf(move.shard()), " to ", move.to(), " is undone: ", why));
   cluster_.Count("moves_undone");
@@ -289,10 +290,13 @@ std::string ShardMoves::Order::Text() const {
   return absl::StrCat(what, " shard ", shard, ", which moves to it");
 }
 
+int64_t ShardMoves::BytesOfShard() const {
+  return SpaceOfLargestShard(run_.spec(), run_.Parameters(), record_.shards_size());
+}
+
 absl::Time ShardMoves::Deadline() const {
   if (!OwedByTarget().has_value()) return absl::InfiniteFuture();
-  const auto bytes = static_cast<double>(
-      SpaceOfLargestShard(run_.spec(), run_.Parameters(), record_.shards_size()));
+  const auto bytes = static_cast<double>(BytesOfShard());
   return at_target_.since + kMaxOrderTime + absl::Seconds(bytes / kMinBytesPerSecond);
 }
 
@@ -343,6 +347,7 @@ std::optional<ShardMoves::Moved> ShardMoves::Complete() {
   const std::string to = target();
   record_.clear_move();
   at_target_ = AtTarget();
+  cluster_.queue().SetArriving(run_.number(), "", 0);
   parts_.copies.Close(moved.from);
   record_.set_shards(static_cast<int>(shard), to);
   AddLeaving(moved.from);
@@ -359,7 +364,7 @@ std::optional<ShardMoves::Moved> ShardMoves::Complete() {
   cluster_.Count("shards_moved");
   if (from_copy) cluster_.Count("shards_moved_from_copies");
   cluster_.ReportRun(
-      v1::EVENT_KIND_OPERATOR, run_.id(),
+      v1::EVENT_KIND_SHARD_MOVE, run_.id(),
       absl::StrCat("shard ", shard, " has moved from aggregator ", moved.from, " to ", to,
                    ", with version ", moved.version, from_copy ? " of its copy" : ""));
   return moved;

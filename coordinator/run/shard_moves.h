@@ -127,6 +127,8 @@ class ShardMoves {
     absl::Time since;
   };
 
+  // What a shard takes on disk.
+  int64_t BytesOfShard() const;
   const std::string& SourceOf(uint32_t shard) const {
     return record_.shards(static_cast<int>(shard));
   }

@@ -22,11 +22,13 @@ RunReports StaleRecord::ReportsOf(const RunView& run) const {
   };
   std::erase_if(reports, [&](const RunReports::value_type& entry) {
     const v1::OpenRun& open = entry.second.open();
+    const v1::ShardState& state = entry.second.state();
     if (is_known(entry)) return false;
-    return int64_t{open.shards()} != run.shards().size() || entry.second.state().run().empty() ||
-           std::any_of(reports_.begin(), reports_.end(), [&](const auto& other) {
+    return int64_t{open.shards()} != run.shards().size() || state.run().empty() ||
+           absl::c_any_of(reports_, [&](const RunReports::value_type& other) {
+             const v1::ShardState& held = other.second.state();
              return is_known(other) && other.second.open().shard() == open.shard() &&
-                    !other.second.state().run().empty();
+                    !held.run().empty() && held.version() >= state.version();
            });
   });
   return reports;

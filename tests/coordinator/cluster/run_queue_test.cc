@@ -152,6 +152,26 @@ TEST_F(RunQueueTest, ShardsOfAggregators) {
   EXPECT_EQ(queue_.CountShards("b"), 1);
 }
 
+TEST_F(RunQueueTest, ShardsThatArriveCount) {
+  queue_.Set(1, {.id = "run-1", .shards = {"a"}});
+  queue_.Set(2, {.id = "run-2", .shards = {"a"}});
+  queue_.SetArriving(1, "b", 10);
+  queue_.SetArriving(2, "b", 5);
+  EXPECT_EQ(queue_.CountShards("a"), 2) << "they are there until the moves are complete";
+  EXPECT_EQ(queue_.CountShards("b"), 2);
+  EXPECT_EQ(queue_.UnreportedBytes("b", 1), 5) << "of another run";
+  EXPECT_EQ(queue_.UnreportedBytes("a", 1), 0);
+  queue_.Set(1, {.id = "run-1", .shards = {"a"}});
+  EXPECT_EQ(queue_.CountShards("b"), 2) << "the run has formed a group";
+  queue_.SetArriving(1, "c", 10);
+  EXPECT_EQ(queue_.CountShards("b"), 1);
+  EXPECT_EQ(queue_.CountShards("c"), 1);
+  queue_.SetArriving(1, "", 0);
+  EXPECT_EQ(queue_.CountShards("c"), 0);
+  queue_.Erase(2);
+  EXPECT_EQ(queue_.CountShards("b"), 0);
+}
+
 TEST_F(RunQueueTest, CordonedAggregators) {
   EXPECT_FALSE(queue_.IsCordoned("a"));
   queue_.SetCordoned("a", true);

@@ -43,10 +43,10 @@ TEST_F(MovesFromCopiesTest, HungShardContinuesFromItsCopy) {
   cluster_.Run(absl::Seconds(10));
   EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
   EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1"));
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR,
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_MOVE,
                        "shard 0 moves from aggregator agg-0, which does not carry out its orders, "
                        "to agg-2, from the copy on agg-1"));
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR,
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_MOVE,
                        "shard 0 has moved from aggregator agg-0 to agg-2, with version 1 of its "
                        "copy"));
   EXPECT_EQ(cluster_.Counter("shards_lost"), 0u);
@@ -108,7 +108,7 @@ TEST_F(MovesFromCopiesTest, HungShardReturnsBeforeItsCopyIsFetched) {
   cluster_.Reconnect(agg(0));
   EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
   EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR, "the aggregator has carried out its orders"));
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_MOVE, "the aggregator has carried out its orders"));
   EXPECT_FALSE(Stores(2));
   TrainBoth(run_);
   EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);

@@ -14,6 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::UnorderedElementsAre;
 
 TEST_F(MovesTest, ShardMovesWithTheNextVersion) {
   Begin();
@@ -24,7 +25,7 @@ TEST_F(MovesTest, ShardMovesWithTheNextVersion) {
   TrainBoth(run_);
   EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
   ExpectMoved();
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR,
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_MOVE,
                        "shard 0 has moved from aggregator agg-0 to agg-2, with version 2"));
   TrainBoth(run_);
   EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);
@@ -72,7 +73,7 @@ TEST_F(MovesTest, SlowTargetIsGivenUp) {
   cluster_.Run(absl::Minutes(2) + absl::Seconds(5));
   EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
   EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR,
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_MOVE,
                        "the move of shard 0 from aggregator agg-0 to agg-2 is undone: it is too "
                        "slow: it has not copied version 2 of shard 0, which moves to it"));
   EXPECT_EQ(Move().to(), "");
@@ -108,7 +109,7 @@ TEST_F(MovesTest, TargetWithTooLittleSpaceIsNotChosenAgain) {
   cluster_.behaviour.open_error = "there is too little space";
   cluster_.behaviour.open_error_of = "agg-2";
   Drain("agg-0");
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_OPERATOR, "is undone: there is too little space"));
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_MOVE, "is undone: there is too little space"));
   EXPECT_EQ(Move().to(), "agg-3");
   EXPECT_FALSE(Stores(2));
   TrainBoth(run_);
@@ -205,6 +206,22 @@ TEST_F(MovesTest, ShardsMoveOneAfterTheOther) {
   ExpectNoneEnded();
 }
 
+TEST_F(MovesTest, ShardsOfSeveralRunsMoveToSeveralAggregators) {
+  Begin();
+  cluster_.Cordon("agg-2", /*undo=*/false);
+  cluster_.AddWorkers(4);
+  const std::string other = cluster_.Submit(MakeSpec(2, 2, 5, 1000));
+  TrainBoth(other);
+  ASSERT_EQ(VersionOf(other), 1u) << ReasonOf(other);
+  cluster_.Cordon("agg-2", /*undo=*/true);
+  cluster_.AddAggregator("agg-3");
+  Drain("agg-0");
+  std::vector<std::string> targets;
+  const v1::AggregatorStatus status = StatusOf("agg-0");
+  for (const v1::ShardMove& move : status.moves()) targets.push_back(move.to());
+  EXPECT_THAT(targets, UnorderedElementsAre("agg-2", "agg-3"));
+}
+
 TEST_F(MovesTest, MovesWhileNoGroupTrains) {
   Begin();
   for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
@@ -290,7 +307,7 @@ TEST_F(MovesTest, TargetThatDoesNotOpenTheShardIsGivenUp) {
   cluster_.AddAggregator("agg-3");
   cluster_.Run(absl::Minutes(2));
   EXPECT_TRUE(
-      HasEvent(v1::EVENT_KIND_OPERATOR, "is undone: it is too slow: it has not opened shard 0"));
+      HasEvent(v1::EVENT_KIND_SHARD_MOVE, "is undone: it is too slow: it has not opened shard 0"));
   EXPECT_EQ(Move().to(), "agg-3");
   TrainBoth(run_);
   EXPECT_EQ(VersionOf(run_), 3u) << ReasonOf(run_);

@@ -250,6 +250,24 @@ TEST(AdoptionTest, ShardThatHasMovedIsALeftover) {
   }
 }
 
+// Of two aggregators with the same version of a shard, the one to which it has moved was opened
+// with newer generations, or at a newer version.
+TEST(AdoptionTest, ShardIsWhereItWasOpenedLast) {
+  for (const std::string moved_to : {"agg-0", "agg-2"}) {
+    RunReports reports = ReportsAt(5, 5);
+    reports["agg-2"] = ReportOf(0, 5);
+    reports[moved_to].mutable_open()->set_version(5);
+    EXPECT_THAT(RebuildRun(kAdopted, reports).record.shards(), ElementsAre(moved_to, "agg-1"));
+    const std::string moved_from = moved_to == "agg-0" ? "agg-2" : "agg-0";
+    (*reports[moved_from].mutable_open()->mutable_generations())[0] = 7;
+    (*reports[moved_from].mutable_open()->mutable_generations())[1] = 8;
+    (*reports[moved_to].mutable_open()->mutable_generations())[0] = 9;
+    EXPECT_THAT(RebuildRun(kAdopted, reports).record.shards(), ElementsAre(moved_to, "agg-1"));
+    (*reports[moved_from].mutable_open()->mutable_generations())[1] = 10;
+    EXPECT_THAT(RebuildRun(kAdopted, reports).record.shards(), ElementsAre(moved_from, "agg-1"));
+  }
+}
+
 // An aggregator that was chosen, and opened its shard, before the choice changed.
 TEST(AdoptionTest, ShardWithoutAVersionThatContradictsOthersIsALeftover) {
   for (const v1::RunReport& leftover : {ReportOf(0, 0), ReportOf(2, 0, /*shards=*/3)}) {

@@ -105,6 +105,20 @@ TEST_F(StaleRecordTest, ShardMayHaveMovedSince) {
   EXPECT_EQ(rebuilt->record.shards(1), "agg-1");
 }
 
+// The aggregator that the record names was away when its shard has moved, and has its files still.
+TEST_F(StaleRecordTest, ShardIsWhereItsNewestVersionIs) {
+  stale_.Add(6);
+  Report(0, 5);
+  Report(1, 6);
+  const auto rebuilt = stale_.OnReport(run_, "agg-2", ReportOf(0, 6));
+  ASSERT_TRUE(rebuilt.has_value()) << stale_.problem();
+  EXPECT_EQ(rebuilt->record.version(), 6U);
+  EXPECT_FALSE(rebuilt->closing.has_value());
+  EXPECT_EQ(rebuilt->record.shards(0), "agg-2");
+  // With equal versions, the record is right.
+  EXPECT_EQ(Report(0, 6)->record.shards(0), "agg-0");
+}
+
 TEST_F(StaleRecordTest, VersionThatAnAggregatorHadIsAwaited) {
   stale_.Add(6);
   Report(0, 5);
