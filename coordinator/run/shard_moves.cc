@@ -51,19 +51,6 @@ constexpr uint32_t kMaxPostponed = 8;
 
 }  // namespace
 
-// Whether an aggregator that has the newest version and nothing else can make the closing one: the
-// participants train in the generations in which they have contributed, so that they can stage
-// their values again.
-bool CanMakeAgain(const RunView& run) {
-  if (!run.committing()) return true;
-  if (run.commits().closing()->has_restores()) return false;
-  const auto trains = [&](const v1::Participant& one) {
-    return run.slots().started().contains(one.group()) &&
-           run.slots()[one.group()].record().generation() == one.generation();
-  };
-  return absl::c_all_of(run.commits().closing()->participants(), trains);
-}
-
 // ---- The move
 
 void ShardMoves::Advance(const std::set<std::string>& hung) {
@@ -105,11 +92,34 @@ bool ShardMoves::IsBehind(uint32_t shard) const {
           !run_.commits().closing()->digests(static_cast<int>(shard)).applied());
 }
 
+bool ShardMoves::AreConnected(uint32_t group) const {
+  return run_.slots().started().contains(group) &&
+         absl::c_all_of(run_.slots()[group].record().members(), [this](const std::string& id) {
+           const Member* const member = cluster_.members().Find(id);
+           return member != nullptr && member->connected();
+         });
+}
+
+// Those of a closing round must train in the generations in which they have contributed.
+bool ShardMoves::CanStageAgain() const {
+  if (!run_.committing()) {
+    return absl::c_all_of(run_.slots().started(), [this](uint32_t group) {
+      return !run_.round().Has(group) || AreConnected(group);
+    });
+  }
+  const v1::CommitRecord& closing = *run_.commits().closing();
+  return !closing.has_restores() &&
+         absl::c_all_of(closing.participants(), [this](const v1::Participant& one) {
+           return AreConnected(one.group()) &&
+                  run_.slots()[one.group()].record().generation() == one.generation();
+         });
+}
+
 // The copy has the newest version, and none to which the run could be rolled back.
 bool ShardMoves::CopySuffices(uint32_t shard) const {
   const std::optional<Version> version = parts_.copies.VersionFor(shard);
   if (!version.has_value() || record_.has_rollback()) return false;
-  return version->version > record_.version() || CanMakeAgain(run_);
+  return version->version > record_.version() || CanStageAgain();
 }
 
 // An aggregator that is away may return, so only an operator who drains it gives it up.

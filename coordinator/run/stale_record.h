@@ -46,8 +46,8 @@ class StaleRecord {
   void OnAggregatorLost(const std::string& name) { reports_.erase(name); }
 
  private:
-  // Those of the aggregators that the record names and, for shards of which these have no version as
-  // new, of others: the shards may have moved there since.
+  // Those of the aggregators that the record names and, for shards of which these have no version
+  // as new, of others: the shards may have moved there since.
   RunReports ReportsOf(const RunView& run) const;
 
   // The newest version that an aggregator had.

@@ -115,6 +115,22 @@ TEST_F(MovesFromCopiesTest, HungShardReturnsBeforeItsCopyIsFetched) {
   ExpectNoneEnded();
 }
 
+// Only the former aggregator has the contribution of a group whose worker is away.
+TEST_F(MovesFromCopiesTest, HungShardWithTheValuesOfLostRanksWaits) {
+  Begin(/*copies=*/2);
+  cluster_.behaviour.hung = {"agg-0"};
+  TrainBoth(run_);
+  cluster_.Run(absl::Seconds(25));
+  cluster_.Kill(cluster_.workers()[0]);
+  cluster_.Run(absl::Seconds(35));
+  EXPECT_THAT(Shards(), ElementsAre("agg-0", "agg-1"));
+  EXPECT_EQ(RunStateOf(run_), v1::RUN_STATE_RUNNING) << ReasonOf(run_);
+  cluster_.behaviour.hung.clear();
+  cluster_.Reconnect(agg(0));
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  EXPECT_EQ(cluster_.Counter("shards_lost"), 0u);
+}
+
 TEST_F(MovesFromCopiesTest, TargetOfAHungShardIsReplaced) {
   Begin(/*copies=*/2);
   cluster_.AddAggregator("agg-3");
