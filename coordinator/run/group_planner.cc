@@ -14,8 +14,8 @@
 namespace cadre {
 namespace {
 
-// Number of plans of the rules that are kept.
-constexpr size_t kMaxRules = 256;
+// Number of plans of the rules, and of models, that are kept.
+constexpr size_t kMaxKept = 256;
 
 // Name of a worker's link endpoint in measurements. GPUs have separate names, because their links
 // differ from the links of their hosts.
@@ -75,7 +75,7 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
   if (first > 1 && first < std::ssize(hosts)) {
     query.inside = measurements_.LinkOf(std::vector<std::string>(first, hosts.front()));
   }
-  const std::string model = options_.planning->KeyOf(run.spec().model());
+  const std::string& model = ModelOf(run).key;
   for (const std::string& device : devices) {
     const v1::LayerTimesRecord* const times = measurements_.TimesOf(device, model);
     if (times == nullptr) {
@@ -95,8 +95,18 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run, const Slot& slot) con
   return query;
 }
 
+const GroupPlanner::MeasuredModel& GroupPlanner::ModelOf(const v1::RunRecord& run) const {
+  if (models_.size() >= kMaxKept) models_.clear();
+  const auto [found, is_new] = models_.try_emplace(run.lineage());
+  if (is_new) {
+    const v1::Model& model = run.spec().model();
+    found->second = {options_.planning->KeyOf(model), options_.planning->LayersOf(model)};
+  }
+  return found->second;
+}
+
 const absl::StatusOr<v1::Plan>& GroupPlanner::PlanOfRules(const v1::RunRecord& run, int ranks) {
-  if (rules_.size() >= kMaxRules) rules_.clear();
+  if (rules_.size() >= kMaxKept) rules_.clear();
   const auto [found, is_new] =
       rules_.try_emplace({run.lineage(), ranks}, absl::UnknownError("not planned yet"));
   if (is_new) found->second = options_.plan(run.spec(), ranks);
@@ -161,10 +171,10 @@ void GroupPlanner::OnPredicted(const StepPredicted& found, Slot& slot) {
 
 void GroupPlanner::RecordTimes(const v1::RunRecord& run, const Member& member,
                                v1::Measured measured) {
-  const v1::Model& model = run.spec().model();
-  RemoveUnknownLayers(options_.planning->LayersOf(model), *measured.mutable_layers());
+  const MeasuredModel& model = ModelOf(run);
+  RemoveUnknownLayers(model.layers, *measured.mutable_layers());
   const Measurements::Update update =
-      measurements_.Record(member.record.device(), options_.planning->KeyOf(model), measured);
+      measurements_.Record(member.record.device(), model.key, measured);
   if (!update.evicted.empty()) cluster_.out().EraseOne(update.evicted);
   cluster_.out().Put(update.key, *update.record);
 }

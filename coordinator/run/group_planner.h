@@ -64,9 +64,16 @@ class GroupPlanner {
   void ConsiderPlan(const v1::RunRecord& run, Slot& slot);
 
  private:
+  // The key of a model in measurements, and its layers.
+  struct MeasuredModel {
+    std::string key;
+    std::vector<std::string> layers;
+  };
   PlanQuery QueryFor(const v1::RunRecord& run, const std::vector<std::string>& members) const;
   // The query for a formed group, with the link that the group has measured itself.
   PlanQuery QueryFor(const v1::RunRecord& run, const Slot& slot) const;
+  // Requires: there is a planner.
+  const MeasuredModel& ModelOf(const v1::RunRecord& run) const;
   // Stores the times of the run's layers; times of other layers are dropped.
   void RecordTimes(const v1::RunRecord& run, const Member& member, v1::Measured measured);
 
@@ -74,8 +81,11 @@ class GroupPlanner {
   Cluster& cluster_;
   Measurements measurements_;
   PlanSearches searches_;
-  // Plans of the rules, by lineage and number of ranks: the spec of a run does not change.
+  // What follows from the spec of a run, which does not change. Of a bounded number of runs.
+  // By lineage and number of ranks: the plan of the rules.
   std::map<std::pair<std::string, int>, absl::StatusOr<v1::Plan>> rules_;
+  // By lineage.
+  mutable std::map<std::string, MeasuredModel> models_;
 };
 
 }  // namespace cadre
