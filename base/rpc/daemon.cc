@@ -23,10 +23,10 @@
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/file_limit.h"
+#include "base/host_port.h"
 #include "base/rpc/access.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_log.h"
-#include "base/rpc/host_port.h"
 #include "base/status.h"
 #include "base/thread_limit.h"
 

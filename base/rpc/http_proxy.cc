@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "base/rpc/host_port.h"
+#include "base/host_port.h"
 #include "base/status.h"
 
 namespace cadre {

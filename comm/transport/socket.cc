@@ -76,20 +76,16 @@ Socket::~Socket() {
 }
 
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view address) {
-  const absl::Status malformed =
-      absl::InvalidArgumentError(absl::StrCat("'", address, "' is not host:port"));
-  const size_t colon = address.rfind(':');
-  if (colon == absl::string_view::npos || colon == 0) return malformed;
-  absl::string_view host = address.substr(0, colon);
-  if (host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  } else if (host.find(':') != absl::string_view::npos) {
-    return malformed;
+  absl::StatusOr<HostPort> parts = SplitHostPort(address, "the address");
+  if (!parts.ok()) return parts;
+  absl::string_view host = parts->host;
+  const bool brackets = absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
+  // Without brackets, the last part of an IPv6 address could be the port.
+  if (host.empty() || (!brackets && absl::StrContains(host, ':'))) {
+    return absl::InvalidArgumentError(absl::StrCat("the address '", address, "' is not host:port"));
   }
-  int port = 0;
-  if (host.empty() || !absl::SimpleAtoi(address.substr(colon + 1), &port)) return malformed;
-  if (port < 0 || port > 65535) return malformed;
-  return HostPort{.host = std::string(host), .port = port};
+  parts->host = std::string(host);
+  return parts;
 }
 
 absl::StatusOr<std::vector<SocketAddress>> Resolve(absl::string_view address, bool to_listen) {

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/host_port.h"
 
 namespace cadre {
 
@@ -31,12 +32,7 @@ class Socket {
   int fd_ = -1;
 };
 
-struct HostPort {
-  std::string host;
-  int port = 0;
-};
-
-// "host:port" or "[v6]:port". Errors: InvalidArgument.
+// "host:port" or "[v6]:port"; the result has no brackets. Errors: InvalidArgument.
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view address);
 
 // A resolved address.

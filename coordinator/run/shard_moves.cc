@@ -49,6 +49,37 @@ constexpr double kMinBytesPerSecond = 50e6;
 // So many commits leave a move for later because a group loads an older version.
 constexpr uint32_t kMaxPostponed = 8;
 
+// What a shard takes on disk.
+int64_t BytesOfShard(const RunView& run) {
+  return SpaceOfLargestShard(run.spec(), run.Parameters(), run.shards().size());
+}
+
+// Whether all ranks of the group are connected.
+bool AreConnected(const RunView& run, const Membership& members, uint32_t group) {
+  return run.slots().started().contains(group) &&
+         absl::c_all_of(run.slots()[group].record().members(), [&](const std::string& id) {
+           const Member* const member = members.Find(id);
+           return member != nullptr && member->connected();
+         });
+}
+
+// Whether ranks can stage again what an aggregator lacks that has the newest version and nothing
+// else: their contributions to the open round or, in the generations in which they have
+// contributed, to the closing one.
+bool CanStageAgain(const RunView& run, const Membership& members) {
+  if (!run.committing()) {
+    return absl::c_all_of(run.slots().started(), [&](uint32_t group) {
+      return !run.round().Has(group) || AreConnected(run, members, group);
+    });
+  }
+  const v1::CommitRecord& closing = *run.commits().closing();
+  return !closing.has_restores() &&
+         absl::c_all_of(closing.participants(), [&](const v1::Participant& one) {
+           return AreConnected(run, members, one.group()) &&
+                  run.slots()[one.group()].record().generation() == one.generation();
+         });
+}
+
 }  // namespace
 
 // ---- The move
@@ -75,7 +106,8 @@ void ShardMoves::Advance(const std::set<std::string>& hung) {
     }
   }
   if (!record_.has_move()) Begin(rescued);
-  cluster_.queue().SetArriving(run_.number(), target(), record_.has_move() ? BytesOfShard() : 0);
+  cluster_.queue().SetArriving(run_.number(), target(),
+                               record_.has_move() ? BytesOfShard(run_) : 0);
   if (!record_.has_move()) return;
   const std::optional<uint32_t> hollow = HollowVersion();
   if (!hollow.has_value() || cluster_.members().ConnectedAggregator(target()) == nullptr) return;
@@ -92,34 +124,11 @@ bool ShardMoves::IsBehind(uint32_t shard) const {
           !run_.commits().closing()->digests(static_cast<int>(shard)).applied());
 }
 
-bool ShardMoves::AreConnected(uint32_t group) const {
-  return run_.slots().started().contains(group) &&
-         absl::c_all_of(run_.slots()[group].record().members(), [this](const std::string& id) {
-           const Member* const member = cluster_.members().Find(id);
-           return member != nullptr && member->connected();
-         });
-}
-
-// Those of a closing round must train in the generations in which they have contributed.
-bool ShardMoves::CanStageAgain() const {
-  if (!run_.committing()) {
-    return absl::c_all_of(run_.slots().started(), [this](uint32_t group) {
-      return !run_.round().Has(group) || AreConnected(group);
-    });
-  }
-  const v1::CommitRecord& closing = *run_.commits().closing();
-  return !closing.has_restores() &&
-         absl::c_all_of(closing.participants(), [this](const v1::Participant& one) {
-           return AreConnected(one.group()) &&
-                  run_.slots()[one.group()].record().generation() == one.generation();
-         });
-}
-
 // The copy has the newest version, and none to which the run could be rolled back.
 bool ShardMoves::CopySuffices(uint32_t shard) const {
   const std::optional<Version> version = parts_.copies.VersionFor(shard);
   if (!version.has_value() || record_.has_rollback()) return false;
-  return version->version > record_.version() || CanStageAgain();
+  return version->version > record_.version() || CanStageAgain(run_, cluster_.members());
 }
 
 // An aggregator that is away may return, so only an operator who drains it gives it up.
@@ -300,13 +309,9 @@ std::string ShardMoves::Order::Text() const {
   return absl::StrCat(what, " shard ", shard, ", which moves to it");
 }
 
-int64_t ShardMoves::BytesOfShard() const {
-  return SpaceOfLargestShard(run_.spec(), run_.Parameters(), record_.shards_size());
-}
-
 absl::Time ShardMoves::Deadline() const {
   if (!OwedByTarget().has_value()) return absl::InfiniteFuture();
-  const auto bytes = static_cast<double>(BytesOfShard());
+  const auto bytes = static_cast<double>(BytesOfShard(run_));
   return at_target_.since + kMaxOrderTime + absl::Seconds(bytes / kMinBytesPerSecond);
 }
 

@@ -127,8 +127,6 @@ class ShardMoves {
     absl::Time since;
   };
 
-  // What a shard takes on disk.
-  int64_t BytesOfShard() const;
   const std::string& SourceOf(uint32_t shard) const {
     return record_.shards(static_cast<int>(shard));
   }
@@ -140,11 +138,6 @@ class ShardMoves {
   }
   // Whether the aggregator of the shard has not opened it, or not applied the closing round.
   bool IsBehind(uint32_t shard) const;
-  // Whether all ranks of the group are connected.
-  bool AreConnected(uint32_t group) const;
-  // Whether ranks can stage again what an aggregator lacks that has the newest version and nothing
-  // else: their contributions to the open round, or to the closing one.
-  bool CanStageAgain() const;
   // Whether an aggregator that fetches the copy of the shard can continue with it.
   bool CopySuffices(uint32_t shard) const;
   // The shard whose aggregator does not carry out its orders, and which can continue from its copy.

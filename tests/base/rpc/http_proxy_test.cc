@@ -14,7 +14,6 @@
 #include "base/rpc/credentials.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/grpc_channel.h"
-#include "base/rpc/host_port.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "tests/base/expect.h"
 
@@ -74,18 +73,7 @@ TEST_F(HttpProxyTest, OtherFormsAreRefused) {
   EXPECT_TRUE(CheckHttpProxy().ok());
 }
 
-TEST(HostPortTest, Parts) {
-  const auto six = SplitHostPort("[::1]:80", "address");
-  ASSERT_TRUE(six.ok());
-  EXPECT_EQ(six->host, "[::1]");
-  EXPECT_EQ(six->port, 80);
-  for (const char* text : {"", ":80", "host", "host:x", "host:-1", "host:65536"}) {
-    EXPECT_THAT(SplitHostPort(text, "the address"),
-                IsError(kInvalidArgument, absl::StrCat("the address '", text, "'")));
-  }
-}
-
-TEST(HostPortTest, ListsHaveNoEmptyAddress) {
+TEST(AddressesTest, ListsHaveNoEmptyAddress) {
   EXPECT_TRUE(CheckAddresses("--coordinator", "a:1").ok());
   EXPECT_TRUE(CheckAddresses("--coordinator", "a:1, b:2").ok());
   for (const char* list : {"", ",", "a:1,", ",a:1", "a:1,,b:2", "a:1, "}) {

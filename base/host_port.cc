@@ -1,4 +1,4 @@
-#include "base/rpc/host_port.h"
+#include "base/host_port.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
