@@ -67,7 +67,7 @@ int RunSeeds() {
     simulated += outcome.at;
     if (outcome.violation.empty()) continue;
     if (!FLAGS_verbose) {
-      for (const std::string& line : outcome.last_lines) absl::PrintF("%s\n", line);
+      for (const std::string& line : LastLines(options)) absl::PrintF("%s\n", line);
     }
     absl::PrintF("seed %u, event %u, after %s: %s\n", seed, outcome.events,
                  absl::FormatDuration(outcome.at), outcome.violation);

@@ -89,7 +89,9 @@ void Network::Take(ConnectionId connection, Stream& stream,
   if (Find(connection) == nullptr || stream.server_gone) return;
   if (!message) return NotifyServer(connection);
   if (!message->has_heartbeat()) {
-    world_.Log("c", *stream.endpoint, " <- ", connection, " ", Describe(*message));
+    if (world_.logs()) {
+      world_.Log("c", *stream.endpoint, " <- ", connection, " ", Describe(*message));
+    }
   }
   ServerOf(stream)->message(connection, *message);
 }
@@ -176,7 +178,7 @@ void Network::Unlisten(Endpoint endpoint) {
 
 void Network::Down(ConnectionId connection, const v1::CoordinatorMessage& message) {
   Stream* const stream = Find(connection);
-  if (stream != nullptr) {
+  if (stream != nullptr && world_.logs()) {
     world_.Log("c", stream->endpoint.value_or(0), " -> ", connection, " ", Describe(message));
   }
   if (stream == nullptr || stream->server_gone || stream->broken) return;

@@ -33,7 +33,7 @@ std::string Replay(uint64_t seed, const Outcome& outcome) {
                       absl::StrJoin(needed, ","), " --verbose\n", "cadre-sim --seed ", seed,
                       " --verbose; event ", outcome.events, ", after ",
                       absl::FormatDuration(outcome.at), ": ", outcome.violation, "\n",
-                      absl::StrJoin(outcome.last_lines, "\n"));
+                      absl::StrJoin(LastLines({.seed = seed}), "\n"));
 }
 
 struct MinCount {
@@ -263,7 +263,8 @@ TEST_P(PlantedBug, IsDetected) {
     if (outcome.violation.empty()) continue;
     violations.push_back(outcome.violation);
     reported = absl::StrContains(outcome.violation, GetParam().violation);
-    EXPECT_TRUE(absl::StrContains(outcome.last_lines.back(), "VIOLATION"));
+    const auto lines = LastLines({.seed = seed, .plant = GetParam().plant});
+    EXPECT_TRUE(absl::StrContains(lines.back(), "VIOLATION"));
   }
   EXPECT_TRUE(reported) << "no seed reports: " << GetParam().violation << ", but\n"
                         << absl::StrJoin(violations, "\n");

@@ -3,6 +3,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -20,6 +21,7 @@ namespace {
 const absl::Duration kRecoveryLimit = kQuarantine + absl::Minutes(30);
 // Maximum number of events of one simulation, which only a simulation without end reaches.
 constexpr uint64_t kMaxEvents = 5'000'000;
+constexpr size_t kLastLines = 80;
 
 absl::StatusOr<v1::Plan> PlanOf(const v1::RunSpec& spec, int ranks) {
   const int model = std::max(1U, spec.cluster().model_ranks());
@@ -469,11 +471,20 @@ Outcome Simulator::Run() {
   for (const auto& aggregator : aggregators_) aggregator->CountRefusals();
   outcome.violation = world_.violation.value_or("");
   outcome.at = world_.timeline.elapsed();
-  outcome.last_lines.assign(world_.last_lines.begin(), world_.last_lines.end());
   outcome.counters = world_.counters;
   outcome.faults = faults_;
   for (const Fault& fault : faults_) outcome.fault_texts.push_back(Describe(fault, range_));
   return outcome;
+}
+
+std::vector<std::string> LastLines(SimulatorOptions options) {
+  std::deque<std::string> lines;
+  options.on_line = [&](const std::string& line) {
+    lines.push_back(line);
+    if (lines.size() > kLastLines) lines.pop_front();
+  };
+  Simulator(options).Run();
+  return {lines.begin(), lines.end()};
 }
 
 }  // namespace cadre::simulation

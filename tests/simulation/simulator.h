@@ -48,13 +48,16 @@ struct Outcome {
   // The broken invariant; empty if none.
   std::string violation;
   absl::Duration at;
-  std::vector<std::string> last_lines;
   std::map<std::string, uint64_t> counters;
   uint64_t events = 0;
   // All faults that the seed determines, and their descriptions.
   std::vector<Fault> faults;
   std::vector<std::string> fault_texts;
 };
+
+// The newest lines of the event log, of which the last one is the violation. Runs the simulation
+// again.
+std::vector<std::string> LastLines(SimulatorOptions options);
 
 class Simulator {
  public:

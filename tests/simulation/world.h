@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -103,15 +102,18 @@ class World {
 
   template <typename... Parts>
   void Log(const Parts&... parts) {
-    AddLine(absl::StrCat(parts...));
+    if (logs()) AddLine(absl::StrCat(parts...));
   }
+  // Whether there is somebody to read the log, until an invariant is broken.
+  bool logs() const { return listener && !violation; }
   void Count(const std::string& name, uint64_t amount = 1) { counters[name] += amount; }
   // The first broken invariant ends the simulation.
   template <typename... Parts>
   void Violate(const Parts&... parts) {
     if (violation) return;
-    violation = absl::StrCat(parts...);
-    AddLine(absl::StrCat("VIOLATION ", *violation));
+    const std::string text = absl::StrCat(parts...);
+    Log("VIOLATION ", text);
+    violation = text;
   }
   // Random delay of one message.
   absl::Duration Delay() {
@@ -145,12 +147,11 @@ class World {
   uint64_t last_call = 0;
   std::map<std::string, uint64_t> counters;
   std::optional<std::string> violation;
-  // The newest lines; every line is also passed to `listener`, if set.
-  std::deque<std::string> last_lines;
+  // Receives every line of the event log, if set.
   std::function<void(const std::string&)> listener;
 
  private:
-  void AddLine(const std::string& text);
+  void AddLine(const std::string& text) const;
 };
 
 }  // namespace cadre::simulation
