@@ -242,6 +242,10 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   for (int i = 0; i < std::min(before.shards_size(), record.shards_size()); ++i) {
     if (before.version() == 0 || before.shards(i) == record.shards(i)) continue;
     moved_.at[{run, i}] = record.version();
+    moved_.left.emplace(run, before.shards(i));
+    if (before.move().from_copy() && before.move().to() == record.shards(i)) {
+      moved_.from_copies.insert(run);
+    }
   }
   const bool moved = restored_.contains(run) && moved_.Any(run);
   if (record.state() == v1::RUN_STATE_PARKED && record.diverged() && !before.diverged()) {
@@ -413,7 +417,6 @@ void Invariants::CheckEnd(
         groups = participants->second;
       }
     }
-    const bool moved = moved_.Any(run);
     // Each round counts once, even if Apply is repeated. A shard whose version before is lost, or
     // that continues from a copy, does not know the discrepancy; nor has a round one whose groups
     // have discarded all that they trained (blend 0).
@@ -421,13 +424,14 @@ void Invariants::CheckEnd(
     const bool counts = discrepancy.rounds() == rounds_apart && discrepancy.groups() == groups;
     const v1::Overlap& overlap = specs_[run].averaging().overlap();
     const bool discards = overlap.has_blend() && overlap.blend() == 0;
-    if (!counts && !discards && !moved && !HasLostDisk(*record) && !restored_.contains(run)) {
+    const bool has_lost = HasLostDisk(*record) || moved_.from_copies.contains(run);
+    if (!counts && !discards && !has_lost && !restored_.contains(run)) {
       world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
                      rounds_apart, ", the last of ", groups, " groups");
     }
     // An older store does not name the aggregators to which shards have moved. The run is parked
     // until one of them shows a later version.
-    const bool names_former = moved && restored_.contains(run);
+    const bool names_former = moved_.Any(run) && restored_.contains(run);
     const bool parked = record->state() == v1::RUN_STATE_PARKED;
     for (const std::string& aggregator : record->shards()) {
       if (names_former && (parked || record->has_unknown_versions())) continue;

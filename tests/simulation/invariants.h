@@ -177,9 +177,13 @@ class Invariants {
   std::map<std::string, Failures> earlier_failures_;
   // Runs whose records were replaced by older ones.
   std::set<std::string> restored_;
-  // The versions of runs at the last moves of their shards, by run and shard.
   struct MovedShards {
+    // The versions of runs at the last moves of their shards, by run and shard.
     std::map<std::pair<std::string, int>, uint32_t> at;
+    // Runs, and the aggregators that their shards have left.
+    std::set<std::pair<std::string, std::string>> left;
+    // Runs of which a shard continues from its copy.
+    std::set<std::string> from_copies;
     bool Any(const std::string& run) const {
       const auto first = at.lower_bound({run, 0});
       return first != at.end() && first->first.first == run;

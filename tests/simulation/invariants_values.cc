@@ -237,7 +237,8 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const std::stri
   const auto matches = [&] { return equal(expected); };
   const auto first = first_attempts_.find({run, version});
   // Also by an aggregator that has hung, and from which the shard has moved.
-  const bool may_be_late = !committed_.contains({run, version}) || moved_.Any(run);
+  const bool may_be_late =
+      !committed_.contains({run, version}) || moved_.left.contains({run, aggregator});
   if (!matches() && first != first_attempts_.end() && may_be_late && equal(first->second.values)) {
     return world_.Count("first_attempts_written_late");
   }
@@ -298,7 +299,7 @@ void Invariants::OnContributionsRemoved(const std::string& aggregator,
     // An older record does not contain the generations that were formed since. An aggregator that a
     // shard has left may crash while it removes its files.
     const bool forgotten = restored_.contains(kept.first.run) && IsForgotten(kept.first.generation);
-    const bool may_be_left = moved_.Any(kept.first.run);
+    const bool may_be_left = moved_.left.contains({kept.first.run, aggregator});
     if (!forgotten && !may_be_left && !may_be(kept.first)) {
       world_.Violate(aggregator, " has lost ", kept.first.ToString(),
                      ", which it had acknowledged and not applied");

@@ -122,6 +122,7 @@ constexpr MinCount kMinCounts[] = {
     {"shards_copied", 5000},
     {"shards_copied_back", 20},
     {"shards_moved", 100},
+    {"shards_moved_from_copies", 1},
     {"shards_restored", 100},
     {"seeds_refused", 3},
     {"traces_aborted", 30},
