@@ -109,14 +109,16 @@ bool AssignmentMachine::AcceptStart(const v1::Start& start) {
 }
 
 // A decision answers the contribution of its round. After the end of the run, further decisions
-// assign intervals to evaluate, without a contribution.
+// assign intervals to evaluate, without a contribution. The last contribution of a run that never
+// averages is sent again after every reconnect: a coordinator that has started with an older store
+// can learn from no aggregator that the group is at its end.
 bool AssignmentMachine::AcceptDecision(const v1::Decision& decision) {
   if (!IsCurrent(decision.place())) return false;
   std::optional<v1::Contributed>& contributed = unanswered<v1::Contributed>();
   const bool answers = contributed && contributed->round() == decision.round();
   if (!answers && !finished_) return false;
-  contributed.reset();
   finished_ = decision.next_step() == 0;
+  if (!finished_ || decision.adopt()) contributed.reset();
   return true;
 }
 

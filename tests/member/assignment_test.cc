@@ -197,6 +197,25 @@ TEST(AssignmentMachine, FinishedRunAcceptsFurtherDecisions) {
   EXPECT_TRUE(IsOne<Machine::Deliver>(machine.Receive(DecisionOf(5, 1, 0))));
 }
 
+// A coordinator with an older store learns that the group is at its end: without averages, no
+// aggregator has the version.
+TEST(AssignmentMachine, LastContributionOfARunWithoutAveragesIsRepeated) {
+  for (const bool averages : {false, true}) {
+    Machine machine = Training(5);
+    machine.Report(ContributedTo(5, 1));
+    v1::CoordinatorMessage decision = DecisionOf(5, 1, 0);
+    decision.mutable_decision()->set_adopt(averages);
+    machine.Receive(decision);
+    const Machine::Actions again = machine.Connected();
+    ASSERT_EQ(again.size(), averages ? 0U : 1U);
+    if (!averages) {
+      EXPECT_TRUE(MessageOf(again[0]).has_contributed());
+    }
+    machine.Receive(ReleaseOf(5));
+    EXPECT_TRUE(machine.Connected().empty());
+  }
+}
+
 TEST(AssignmentMachine, ReconnectRepeatsUnansweredMessages) {
   Machine machine;
   EXPECT_TRUE(machine.Connected().empty());

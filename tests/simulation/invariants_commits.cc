@@ -188,6 +188,8 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
     Values& values = versions_[commit.run()][commit.round()];
     first_attempts_.try_emplace({commit.run(), commit.round()}, Rival{before, std::move(values)});
     values = ValuesOf(run, commit);
+    // Another coordinator has published the version.
+    if (commit.committed()) committed_[{commit.run(), commit.round()}] = commit.participants_size();
     return;
   }
   if (!SameMaking(before, commit) || before.step() != commit.step() ||
