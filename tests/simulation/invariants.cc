@@ -323,7 +323,12 @@ void Invariants::OnSeed(const Store& store, const v1::Apply& apply) {
   const bool copied = HasCopies(run.spec().averaging(), run.shards_size());
   const auto lost =
       absl::c_count_if(run.shards(), [this](const std::string& name) { return HasLostDisk(name); });
-  if (copied && lost < 2 && !IsRestored(run.run())) {
+  // The copy was on the aggregator from which the next shard has just moved.
+  const auto holder = static_cast<int>(CopyHolder(apply.shard(), run.shards_size()));
+  const auto move = moved_.at.find({run.run(), holder});
+  const bool moved = move != moved_.at.end() && move->second + 1 >= apply.round();
+  if (moved) world_.Count("seeds_after_moves");
+  if (copied && lost < 2 && !moved && !IsRestored(run.run())) {
     world_.Violate("shard ", apply.shard(), " of ", run.run(),
                    " is restored from a seed at version ", apply.round(),
                    ", although it has a copy");
