@@ -51,6 +51,17 @@ void CompleteMove(Aggregators& aggregators, const RunVersions& versions, Slots& 
   groups.UpdateDemand();
 }
 
+// Whether another coordinator has made the version, or has made the closing one of other
+// contributions.
+bool IsOlderThan(const RunView& run, const v1::RunOpened& opened) {
+  if (!run.committing()) return opened.version() > run.record().version();
+  const v1::CommitRecord& closing = *run.commits().closing();
+  const v1::ShardDigest& applied = closing.digests(static_cast<int>(opened.shard()));
+  return opened.version() > closing.round() ||
+         (opened.version() == closing.round() && applied.applied() &&
+          applied.digest() != opened.digest());
+}
+
 absl::Status CheckNotBehind(const RunWithStatus& run) {
   if (!run.behind()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("run ", run.id(), ": ", run.WaitReason()));
@@ -264,8 +275,7 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
     if (aggregators_.choice().OnTooLittleSpace(member, opened)) return groups_.UpdateDemand();
     return End(v1::RUN_STATE_FAILED, reason);
   }
-  const uint32_t newest = record().version() + (committing() ? 1 : 0);
-  if (aggregators_.IsFirst(opened) && !opened.hollow() && opened.version() > newest) {
+  if (aggregators_.IsFirst(opened) && !opened.hollow() && IsOlderThan(*this, opened)) {
     return FallBehind(opened.version());
   }
   aggregators_.OnOpened(member, opened);

@@ -310,7 +310,10 @@ void Invariants::OnContributionsRemoved(const std::string& aggregator,
 
 bool Invariants::HasLostDisk(const v1::RunRecord& run) const {
   return std::any_of(run.shards().begin(), run.shards().end(),
-                     [this](const std::string& shard) { return HasLostDisk(shard); });
+                     [this](const std::string& shard) { return HasLostDisk(shard); }) ||
+         std::any_of(moved_.left.begin(), moved_.left.end(), [&](const auto& left) {
+           return left.first == run.run() && HasLostDisk(left.second);
+         });
 }
 
 void Invariants::OnDiskLost(const std::string& aggregator) {

@@ -167,6 +167,27 @@ TEST_F(MachineScreenTest, AttemptSurvivesARestart) {
   EXPECT_EQ(LastDecision(run, 1).refusal(), v1::REFUSAL_SCREENED);
 }
 
+// The store is that of the first attempt, which one shard had applied, and another coordinator has
+// made the second one since.
+TEST_F(MachineScreenTest, StoreIsOlderThanTheLastAttempt) {
+  const std::string run = BeginWith(3, "");
+  squared_[1] = kInfinity;
+  cluster_.behaviour.hung = {"agg-1"};
+  TrainAll(run);
+  ASSERT_TRUE(cluster_.Commit(run, 1)->digests(0).applied());
+  const std::map<std::string, std::string> first = cluster_.store();
+  cluster_.behaviour.hung.clear();
+  cluster_.Reconnect(cluster_.aggregators()[1]);
+  ASSERT_EQ(Status(run).version(), 1u);
+  cluster_.Kill(cluster_.aggregators()[1]);
+  cluster_.RollBackStore(first);
+  EXPECT_EQ(cluster_.Counter("runs_behind"), 1u);
+  cluster_.Restart(cluster_.aggregators()[1]);
+  EXPECT_EQ(Status(run).version(), 1u);
+  EXPECT_EQ(cluster_.Commit(run, 1)->attempt(), 2u);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
+}
+
 TEST_F(MachineScreenTest, ThirdRoundInARowEndsTheGeneration) {
   const std::string run = BeginWith(3, "");
   squared_[1] = 1e12;
