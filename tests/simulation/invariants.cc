@@ -248,11 +248,13 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
     }
   }
   const bool moved = restored_.contains(run) && moved_.Any(run);
+  // A shard that continues from its copy has neither older versions nor contributions. A rank may
+  // be lost before it has staged its values again.
   if (record.state() == v1::RUN_STATE_PARKED && record.diverged() && !before.diverged()) {
     world_.Count("runs_parked_diverged");
     if (!MayFail(record)) world_.Violate(run, " is parked: ", record.reason());
   } else if (record.state() == v1::RUN_STATE_PARKED && !record.diverged() && !HasLostDisk(record) &&
-             !deleted && !moved) {
+             !deleted && !moved && !moved_.from_copies.contains(run)) {
     world_.Violate(run, " is parked, although no disk was lost: ", record.reason());
   }
 }

@@ -141,7 +141,11 @@ void Loads::CheckCommit(const v1::RunRecord& run, const v1::CommitRecord& commit
                          world_.timeline.now() - group.resumed > kMaxReport;
     if (goes_on && *group.loads + 1 < commit.round()) loaded.insert(*group.loads);
   }
+  const auto previous = Read<v1::CommitRecord>(coordinators_.current().store(),
+                                               CommitKey(run.run(), commit.round() - 1));
   for (const uint32_t version : loaded) {
+    // It was given up when the group was paused.
+    if (previous.has_value() && !Keeps(*previous, version)) continue;
     world_.Count("loaded_versions");
     if (Keeps(commit, version) || loaded.size() > kMaxLoadedVersions) continue;
     world_.Violate(Describe(commit), " does not keep version ", version, ", which a group loads");
