@@ -10,10 +10,14 @@
 #include <string>
 #include <system_error>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 
 namespace cadre {
 namespace {
+
+// Type of the payload of statuses.
+constexpr absl::string_view kOpenFiles = "cadre/open-files";
 
 // 0 if it is not known.
 uint64_t OpenDescriptors() {
@@ -61,6 +65,16 @@ uint64_t FreeDescriptors() {
   const uint64_t open = OpenDescriptors();
   if (open == 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
   return limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, open);
+}
+
+absl::Status OpenFilesExhausted(absl::string_view message) {
+  absl::Status status = absl::ResourceExhaustedError(message);
+  status.SetPayload(kOpenFiles, absl::Cord());
+  return status;
+}
+
+bool IsOpenFilesExhausted(const absl::Status& status) {
+  return status.GetPayload(kOpenFiles).has_value();
 }
 
 std::string DescriptorLimitText() {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace cadre {
 
@@ -31,6 +32,12 @@ absl::Status CheckFreeDescriptor();
 
 // How many descriptors can be opened beside those that are open; 0 if it is not known.
 uint64_t FreeDescriptors();
+
+// ResourceExhausted, because no further file could be opened (EMFILE, ENFILE): unlike a full disk,
+// this passes when the process, or another one, closes files.
+absl::Status OpenFilesExhausted(absl::string_view message);
+// Whether the status is from OpenFilesExhausted, however it was annotated.
+bool IsOpenFilesExhausted(const absl::Status& status);
 
 // "the limit of open files (RLIMIT_NOFILE) is N; raise it, ...", with the remedy.
 std::string DescriptorLimitText();

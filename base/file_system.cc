@@ -191,10 +191,11 @@ absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view pa
     case ENOSPC:
     case EDQUOT:
     case EFBIG:
-    case ENFILE:
       return absl::ResourceExhaustedError(message);
+    case ENFILE:
+      return OpenFilesExhausted(message);
     case EMFILE:
-      return absl::ResourceExhaustedError(absl::StrCat(message, ": ", DescriptorLimitText()));
+      return OpenFilesExhausted(absl::StrCat(message, ": ", DescriptorLimitText()));
     default:
       return absl::ErrnoToStatus(error, absl::StrCat("cannot ", what, " ", path));
   }

@@ -132,7 +132,7 @@ absl::Status ShardHost::CheckProtocol(uint32_t protocol) const {
 
 absl::Status ShardHost::CountError(absl::Status status) const {
   if (absl::IsResourceExhausted(status)) {
-    counters_->Add(FreeDescriptors() == 0 ? "open_files_exhausted" : "disk_full");
+    counters_->Add(IsOpenFilesExhausted(status) ? "open_files_exhausted" : "disk_full");
   }
   if (absl::IsDataLoss(status)) counters_->Add("damaged_files");
   if (status.ok()) return status;

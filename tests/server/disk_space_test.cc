@@ -2,10 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
+
 #include "base/digest.h"
 #include "server/client/refusal.h"
 #include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
+#include "tests/base/memory_file_system.h"
 #include "tests/server/shard_host_fixture.h"
 
 namespace cadre::testing {
@@ -126,6 +129,22 @@ TEST_F(ShardHostTest, FullDiskAtHeaderLeavesNothing) {
   }
   EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
   EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
+}
+
+// It may pass before the error is counted, so the number of free descriptors does not tell.
+TEST(DiskSpace, OpenFilesThatAreExhaustedAreNotAFullDisk) {
+  MemoryFileSystem files;
+  Counters counters;
+  auto host = ShardHost::Open(
+      {.data_dir = "/data", .name = "agg-0", .counters = &counters, .files = &files});
+  ASSERT_TRUE(host.ok()) << host.status();
+  const SmallRun run;
+  ASSERT_TRUE((*host)->OpenRun(run.Open()).ok());
+  files.FailReads("/data/run-1/version-0", EMFILE);
+  EXPECT_THAT((*host)->Pull(PullOf(run, 0, 0, 15)),
+              IsError(absl::StatusCode::kResourceExhausted, "the limit of open files"));
+  EXPECT_EQ(counters.Get("open_files_exhausted"), 1u);
+  EXPECT_EQ(counters.Get("disk_full"), 0u);
 }
 
 TEST_F(ShardHostTest, FullDiskRetriesApply) {
