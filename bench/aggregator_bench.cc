@@ -17,6 +17,8 @@
 //             screened (run.proto, Screen); `screen_ratio` is the least processor time of a round
 //             that is over that of one that is not
 //   pull      one rank, the whole version
+//   start     of another process on the folder, with one version of each of --groups runs: until it
+//             could listen, when it has read the heads of the files, and until all are verified
 #include <gflags/gflags.h>
 
 #include <algorithm>
@@ -176,10 +178,7 @@ class Rig {
  public:
   static absl::StatusOr<std::unique_ptr<Rig>> Start(const std::string& folder) {
     std::unique_ptr<Rig> rig(new Rig(folder));
-    CADRE_ASSIGN_OR_RETURN(rig->host_, ShardHost::Open({.data_dir = absl::StrCat(folder, "/shards"),
-                                                        .name = "bench",
-                                                        .counters = &rig->counters_,
-                                                        .threads = Threads()}));
+    CADRE_ASSIGN_OR_RETURN(rig->host_, ShardHost::Open(rig->HostOptions()));
     rig->service_ =
         std::make_unique<RoundsService>(RoundsServiceOptions(), *rig->host_, rig->counters_);
     CADRE_ASSIGN_OR_RETURN(rig->daemon_, Daemon::Start({}, {rig->service_.get()}));
@@ -201,7 +200,7 @@ class Rig {
       CADRE_RETURN_IF_ERROR(contributions.Prepare(kind));
       CADRE_RETURN_IF_ERROR(MeasureRounds(kind, contributions));
     }
-    return absl::OkStatus();
+    return MeasureStart();
   }
 
  private:
@@ -236,6 +235,46 @@ class Rig {
                      {"copy_gb_per_second", Rounded(bytes / copied.seconds / kGiga, 2)},
                      {"grpc_gb_per_second", Rounded(grpc_speed, 3)},
                      {"disk_gb_per_second", Rounded(disk_speed, 3)}});
+    return absl::OkStatus();
+  }
+
+  ShardHost::Options HostOptions() {
+    return {.data_dir = absl::StrCat(folder_, "/shards"),
+            .name = "bench",
+            .counters = &counters_,
+            .threads = Threads(),
+            .verify = false};
+  }
+
+  absl::Status MeasureStart() {
+    for (int i = 0; i < FLAGS_groups; ++i) {
+      v1::OpenRun open;
+      open.set_run(absl::StrCat("start-", i));
+      open.set_lineage("bench");
+      open.set_shards(1);
+      *open.mutable_spec() = SpecOf(kKinds[0]);
+      CADRE_ASSIGN_OR_RETURN(const v1::RunOpened opened, host_->OpenRun(open));
+      if (!opened.error().empty()) return absl::InternalError(opened.error());
+    }
+    daemon_->Drain(absl::ZeroDuration());
+    daemon_.reset();
+    service_.reset();
+    host_.reset();
+    uint64_t bytes = 0;
+    CADRE_ASSIGN_OR_RETURN(const double found, Time([&]() -> absl::Status {
+                             CADRE_ASSIGN_OR_RETURN(host_, ShardHost::Open(HostOptions()));
+                             return absl::OkStatus();
+                           }));
+    CADRE_ASSIGN_OR_RETURN(const double verified, Time([&]() -> absl::Status {
+                             for (const auto& [run, progress] : host_->Unverified()) {
+                               bytes += progress.bytes;
+                               CADRE_RETURN_IF_ERROR(host_->Verify(run));
+                             }
+                             return absl::OkStatus();
+                           }));
+    Print("start", {{"bytes", bytes},
+                    {"listens_seconds", Rounded(found, 4)},
+                    {"verified_seconds", Rounded(found + verified, 4)}});
     return absl::OkStatus();
   }
 

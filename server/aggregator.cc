@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/identity.h"
 #include "base/rpc/certificate_metrics.h"
@@ -17,6 +19,7 @@
 #include "base/status.h"
 #include "server/copies/copy_execution.h"
 #include "server/order_execution.h"
+#include "server/version_files.h"
 
 namespace cadre {
 namespace {
@@ -49,13 +52,52 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
                                           .counters = &aggregator->counters_,
                                           .checkpoint_files = settings.checkpoint_files,
                                           .archive = settings.archive,
+                                          .verify = false,
                                           .free_bytes = std::move(free_bytes)}));
   aggregator->service_ =
       std::make_unique<RoundsService>(settings.service, *aggregator->host_, aggregator->counters_);
   CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,
                          Daemon::Start(settings.server, {aggregator->service_.get()}));
+  {
+    absl::MutexLock lock(&aggregator->mutex_);
+    for (const auto& [run, progress] : aggregator->host_->Unverified()) {
+      aggregator->orders_.Block(run);
+    }
+  }
+  aggregator->verifier_ = std::thread([raw = aggregator.get()] { raw->VerifyFiles(); });
   CADRE_RETURN_IF_ERROR(aggregator->Join());
   return aggregator;
+}
+
+void Aggregator::VerifyFiles() {
+  while (VerifyNext()) {
+  }
+}
+
+bool Aggregator::VerifyNext() {
+  std::optional<std::string> run;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!draining_) run = orders_.NextBlocked();
+  }
+  if (!run.has_value()) return false;
+  const absl::Status verified = host_->Verify(*run, stop_.get_token());
+  {
+    absl::MutexLock lock(&mutex_);
+    verification_ = verified;
+    if (verified.ok()) {
+      orders_.Unblock(*run);
+      changed_.NotifyAll();
+      return true;
+    }
+    if (absl::IsCancelled(verified)) return false;
+    LOG(ERROR) << "the files of run " << *run << " cannot be verified: " << verified;
+    if (IsTransient(verified)) {
+      return !changed_.WaitFor(mutex_, options_.orders.retry_wait, [&] { return draining_; });
+    }
+  }
+  if (options_.ended) options_.ended();
+  return false;
 }
 
 absl::Status Aggregator::Join() {
@@ -77,7 +119,7 @@ absl::Status Aggregator::Join() {
     }
     if (options_.ended) options_.ended();
   };
-  client.epoch = host_->epoch();
+  client.epoch = host_->store().epoch();
   client.record_epoch = [this](uint64_t epoch) {
     {
       absl::MutexLock lock(&mutex_);
@@ -92,14 +134,13 @@ absl::Status Aggregator::Join() {
     const std::filesystem::space_info space = std::filesystem::space(options_.data_dir, error);
     if (!error) (*heartbeat.mutable_counters())["disk_free_bytes"] = space.available;
     (*heartbeat.mutable_counters())["disk_reserved_bytes"] = reserved_bytes_;
-    for (const auto& [run, text] : host_->archive_failures()) {
+    for (const auto& [run, text] : host_->store().archive_failures()) {
       v1::RunWarning& warning = *heartbeat.add_warnings();
       warning.set_run(run);
       warning.set_text(text);
       if (heartbeat.warnings_size() == kMaxWarnings) break;
     }
-    absl::MutexLock lock(&mutex_);
-    for (v1::DelayedOrder& delayed : orders_.Delayed(clock_.Now())) {
+    for (v1::DelayedOrder& delayed : DelayedOrders()) {
       *heartbeat.add_delayed_orders() = std::move(delayed);
     }
     return heartbeat;
@@ -115,13 +156,50 @@ absl::Status Aggregator::Join() {
 
 absl::Status Aggregator::end() const {
   CADRE_RETURN_IF_ERROR(CheckAccepting());
-  absl::MutexLock lock(&mutex_);
-  return refused_.ok() ? host_->CheckFiles() : refused_;
+  {
+    absl::MutexLock lock(&mutex_);
+    CADRE_RETURN_IF_ERROR(refused_);
+    if (!IsTransient(verification_) && !absl::IsCancelled(verification_)) {
+      CADRE_RETURN_IF_ERROR(verification_);
+    }
+  }
+  return host_->CheckFiles();
 }
 
 absl::Status Aggregator::Ready() const {
   CADRE_RETURN_IF_ERROR(end());
-  return membership_->Ready();
+  const auto unverified = host_->Unverified();
+  if (unverified.empty()) return membership_->Ready();
+  UnverifiedRuns::Progress sum;
+  for (const auto& [run, progress] : unverified) {
+    sum.read += progress.read;
+    sum.bytes += progress.bytes;
+  }
+  absl::MutexLock lock(&mutex_);
+  return absl::UnavailableError(
+      absl::StrCat("verifies the files of ", unverified.size(),
+                   unverified.size() == 1 ? " run, " : " runs, ", sum.read, " of ", sum.bytes,
+                   " bytes", verification_.ok() ? "" : ": ", verification_.message()));
+}
+
+std::vector<v1::DelayedOrder> Aggregator::DelayedOrders() const {
+  const auto unverified = host_->Unverified();
+  absl::MutexLock lock(&mutex_);
+  std::vector<v1::DelayedOrder> all = orders_.Delayed(clock_.Now());
+  for (v1::DelayedOrder& delayed : all) {
+    const auto progress = unverified.find(delayed.run());
+    if (progress == unverified.end()) continue;
+    delayed.set_reason(absl::StrCat(progress->second.Text(), verification_.ok() ? "" : ": ",
+                                    verification_.message()));
+  }
+  return all;
+}
+
+std::string Aggregator::Unfinished() const {
+  const auto unverified = host_->Unverified();
+  absl::MutexLock lock(&mutex_);
+  if (const std::string orders = orders_.TakenText(clock_.Now()); !orders.empty()) return orders;
+  return unverified.empty() ? "calls of members" : "calls of members, or the verification of files";
 }
 
 void Aggregator::Collect(Metrics& metrics) const {
@@ -137,10 +215,10 @@ void Aggregator::Collect(Metrics& metrics) const {
   }
   metrics.Gauge("cadre_archives_incomplete",
                 "Runs of which a version could not be archived, so that they cannot be replayed.",
-                static_cast<double>(host_->archive_failures().size()));
+                static_cast<double>(host_->store().archive_failures().size()));
   metrics.AddHistogram("cadre_contribution_sync_seconds",
                        "Time to make a contribution durable, before it is acknowledged.",
-                       host_->contribution_syncs().Read());
+                       host_->store().contribution_syncs().Read());
   metrics.Gauge("cadre_connected", "Whether the coordinator is connected.",
                 membership_->connected() ? 1 : 0);
   AddCertificate(options_.server.credentials, metrics);
@@ -148,12 +226,32 @@ void Aggregator::Collect(Metrics& metrics) const {
 }
 
 void Aggregator::Drain(absl::Duration grace) {
+  absl::Mutex mutex;
+  SteadyCondVar changed;
+  bool ended = false;
+  std::thread watch([&] {
+    {
+      absl::MutexLock lock(&mutex);
+      if (changed.WaitFor(mutex, options_.drain_limit, [&] { return ended; })) return;
+    }
+    if (options_.cut_off) options_.cut_off(Unfinished());
+  });
+  const absl::Cleanup end_watch = [&] {
+    {
+      absl::MutexLock lock(&mutex);
+      ended = true;
+      changed.NotifyAll();
+    }
+    watch.join();
+  };
+  stop_.request_stop();
   {
     absl::MutexLock lock(&mutex_);
     draining_ = true;
     changed_.NotifyAll();
   }
   copy_client_.Cancel();
+  if (verifier_.joinable()) verifier_.join();
   for (std::thread& thread : order_threads_) {
     if (thread.joinable()) thread.join();
   }

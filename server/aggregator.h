@@ -13,6 +13,9 @@
 // is reported in the answer (error). The coordinator repeats orders whose answer was lost with a
 // stream.
 //
+// The files of runs that have not ended are verified after the start, one run after the other,
+// those first of which the coordinator has sent orders.
+//
 // Thread-safe after Start.
 #pragma once
 
@@ -20,6 +23,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -65,11 +69,17 @@ struct AggregatorOptions {
   RoundsServiceOptions service;
   // Called from a thread of the aggregator when it can no longer serve, see end(). Optional.
   std::function<void()> ended;
+  // How long Drain may take.
+  absl::Duration drain_limit = absl::Seconds(45);
+  // Called from a thread of the aggregator, with what does not end, when Drain takes longer. What
+  // hangs on a disk cannot be interrupted, so this must end the process; without it, Drain waits.
+  std::function<void(const std::string& unfinished)> cut_off;
 };
 
 class Aggregator {
  public:
-  // Opens the data folder, listens, joins the coordinator.
+  // Opens the data folder, listens, joins the coordinator. The files of runs are verified
+  // afterwards (ShardHost::Verify); the orders of a run wait until its files are.
   // Errors: those of ShardStore::Open and Daemon::Start; Unavailable if no coordinator answered
   // within dial_timeout; PermissionDenied, with the reason, if the coordinator refused the join.
   static absl::StatusOr<std::unique_ptr<Aggregator>> Start(AggregatorOptions options);
@@ -83,12 +93,14 @@ class Aggregator {
   // ResourceExhausted: it cannot accept connections any more.
   absl::Status end() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // OK if the aggregator can serve: its files are intact and the coordinator is connected.
+  // OK if the aggregator can serve: its files are verified and intact, and the coordinator is
+  // connected.
   absl::Status Ready() const ABSL_LOCKS_EXCLUDED(mutex_);
   void Collect(Metrics& metrics) const;
 
   // Finishes the orders that are being executed, gives streams at most `grace` to end, sends
-  // Goodbye and stops listening.
+  // Goodbye and stops listening. Calls AggregatorOptions::cut_off if this takes longer than
+  // drain_limit.
   void Drain(absl::Duration grace);
 
  private:
@@ -98,8 +110,16 @@ class Aggregator {
   v1::Hello MakeHello() const;
   // False: the queue of orders is full.
   bool OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Main function of the thread that verifies the files of one run after the other.
+  void VerifyFiles() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Verifies those of the next run. Returns false if none is left, or the process ends.
+  bool VerifyNext() ABSL_LOCKS_EXCLUDED(mutex_);
   // Main function of the threads that execute orders.
   void ExecuteOrders() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The delayed orders, of which those of runs that are not verified have the progress as reason.
+  std::vector<v1::DelayedOrder> DelayedOrders() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // What Drain waits for.
+  std::string Unfinished() const ABSL_LOCKS_EXCLUDED(mutex_);
   OrderResult Execute(const v1::CoordinatorMessage& order);
   // Waits for the next order. Returns nullopt when the aggregator drains.
   std::optional<v1::CoordinatorMessage> NextOrder() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -115,6 +135,9 @@ class Aggregator {
   // Why the coordinator refuses this aggregator.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  // The last error of a verification.
+  absl::Status verification_ ABSL_GUARDED_BY(mutex_);
+  std::stop_source stop_;
   // As of the last order.
   std::atomic<uint64_t> reserved_bytes_ = 0;
   // Members are destroyed in reverse order: the daemon, then the service, then the host.
@@ -124,6 +147,7 @@ class Aggregator {
   std::unique_ptr<MembershipClient> membership_;
   CopyClient copy_client_;
   std::vector<std::thread> order_threads_;
+  std::thread verifier_;
 };
 
 }  // namespace cadre

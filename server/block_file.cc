@@ -214,20 +214,22 @@ absl::Status BlockFile::ReadUnchecked(uint64_t offset, std::span<char> data) con
                      });
 }
 
-absl::StatusOr<uint64_t> BlockFile::CountWholeBlocks() const {
+absl::StatusOr<uint64_t> BlockFile::CountWholeBlocks(const OnRead& on_read) const {
   std::vector<char> buffer(std::min<uint64_t>(head_.block_bytes, head_.data_bytes));
   for (uint64_t index = 0; index < head_.blocks(); ++index) {
     const absl::Status status = ReadBlock(index, {buffer.data(), head_.BytesOf(index)});
     if (status.code() == absl::StatusCode::kDataLoss) return index;
     CADRE_RETURN_IF_ERROR(status);
+    if (on_read) CADRE_RETURN_IF_ERROR(on_read(head_.BytesOf(index)));
   }
   return head_.blocks();
 }
 
-absl::Status BlockFile::Verify() const {
+absl::Status BlockFile::Verify(const OnRead& on_read) const {
   std::vector<char> buffer(std::min<uint64_t>(head_.block_bytes, head_.data_bytes));
   for (uint64_t index = 0; index < head_.blocks(); ++index) {
     CADRE_RETURN_IF_ERROR(ReadBlock(index, {buffer.data(), head_.BytesOf(index)}));
+    if (on_read) CADRE_RETURN_IF_ERROR(on_read(head_.BytesOf(index)));
   }
   return CheckSize();
 }

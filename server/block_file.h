@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -42,6 +43,9 @@ struct BlockFileHead {
 // Thread-safe, except that no call may run concurrently with the destructor.
 class BlockFile {
  public:
+  // Called with the bytes of each block that was read; an error ends the reading.
+  using OnRead = std::function<absl::Status(uint64_t bytes)>;
+
   // Creates the file; replaces an existing one. Requires: head.block_bytes > 0; `files` outlives
   // the object.
   static absl::StatusOr<std::unique_ptr<BlockFile>> Create(FileSystem& files,
@@ -82,9 +86,9 @@ class BlockFile {
   absl::Status WritePart(uint64_t index, uint64_t inside, absl::string_view data);
   absl::Status WriteCrc(uint64_t index, uint32_t crc);
   // Number of leading blocks that are complete and undamaged.
-  absl::StatusOr<uint64_t> CountWholeBlocks() const;
+  absl::StatusOr<uint64_t> CountWholeBlocks(const OnRead& on_read = nullptr) const;
   // OK if all blocks are complete and undamaged, and no bytes follow.
-  absl::Status Verify() const;
+  absl::Status Verify(const OnRead& on_read = nullptr) const;
   // OK if no bytes follow the last block, and none are missing.
   absl::Status CheckSize() const;
 

@@ -3,6 +3,9 @@
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 
+#include <cstdlib>
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -30,7 +33,10 @@ DEFINE_string(
     checkpoint_root, "",
     "folder beneath which runs may start from checkpoints; may be repeated; default: none");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
-DEFINE_int32(drain, 5, "seconds that open streams have to finish after SIGTERM");
+DEFINE_int32(
+    drain, 5,
+    "seconds that open streams have to finish after SIGTERM, when the coordinator's orders "
+    "have");
 DEFINE_bool(archive, false,
             "keep the contributions of which versions are made, so that 'cadre replay' can compute "
             "the versions again; they take disk space until their run is removed");
@@ -49,7 +55,8 @@ constexpr char kUsage[] =
     "that\n"
     "are connected when it starts. A killed aggregator continues when it is restarted with the "
     "same\n"
-    "name and folder. SIGTERM drains it.\n"
+    "name and folder. SIGTERM drains it, which ends with exit code 1 if an order of the\n"
+    "coordinator takes longer than 40 seconds.\n"
     "\n"
     "Exit codes: 0 stopped, 1 failure (also if files were removed or damaged: start it again), 2 "
     "invalid\n"
@@ -64,6 +71,17 @@ constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitNoCoordinator = 4;
 constexpr int kExitRefused = 64;
+
+// The orders that are being carried out after SIGTERM have this time; then streams have --drain.
+// Supervisors must wait longer before SIGKILL (deploy/).
+constexpr absl::Duration kMaxOrders = absl::Seconds(40);
+
+// What hangs on a disk cannot be interrupted. Another process continues with what is durable.
+[[noreturn]] void CutOff(const std::string& unfinished) {
+  const int code = kProgram.Fail(kExitFailure, absl::StrCat("ends before this has: ", unfinished));
+  google::FlushLogFiles(google::GLOG_INFO);
+  std::_Exit(code);
+}
 
 int ExitCode(const absl::Status& status) {
   if (absl::IsPermissionDenied(status)) return kExitRefused;
@@ -105,7 +123,9 @@ absl::StatusOr<cadre::AggregatorOptions> OptionsFromFlags() {
                                   .service = {.disk_threads = FLAGS_disk_threads,
                                               .max_stages = FLAGS_max_streams,
                                               .max_pulls = FLAGS_max_streams},
-                                  .ended = [] { cadre::RequestTermination(); }};
+                                  .ended = [] { cadre::RequestTermination(); },
+                                  .drain_limit = kMaxOrders + absl::Seconds(FLAGS_drain),
+                                  .cut_off = CutOff};
 }
 
 absl::Status Serve(const cadre::AggregatorOptions& options) {

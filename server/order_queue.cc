@@ -1,9 +1,11 @@
 #include "server/order_queue.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace cadre {
 namespace {
@@ -26,6 +28,11 @@ std::string SubjectOf(const v1::CoordinatorMessage& order) {
     return absl::StrCat("copy ", order.copy_shard().run(), " ", order.copy_shard().shard());
   }
   return absl::StrCat("close ", order.close_run().run());
+}
+
+std::string TextOf(const v1::DelayedOrder& order, absl::Duration age) {
+  return absl::StrCat(order.order(), " of ", order.run(), " for ",
+                      absl::FormatDuration(absl::Floor(age, absl::Seconds(1))));
 }
 
 }  // namespace
@@ -57,7 +64,7 @@ bool OrderQueue::HasThread(const Lane& lane) const {
 }
 
 bool OrderQueue::IsFree(const Lane& lane) const {
-  return !taken_.contains(lane) && HasThread(lane);
+  return !blocked_.contains(lane.second) && !taken_.contains(lane) && HasThread(lane);
 }
 
 bool OrderQueue::Add(v1::CoordinatorMessage order, absl::Time now) {
@@ -88,6 +95,8 @@ std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
   v1::CoordinatorMessage order = std::move(next->order);
   new_.erase(next);
   failed_.erase(SubjectOf(order));
+  // The coordinator repeats the order of a round when the shard has been restored.
+  if (order.open_run().has_hollow()) DropFailedApply(order.open_run().run());
   if (order.has_close_run() || order.has_delete_run()) {
     for (const absl::string_view kind : {"open ", "apply ", "close "}) {
       const std::string obsolete = absl::StrCat(kind, RunOf(order));
@@ -116,12 +125,20 @@ std::optional<v1::MemberMessage> OrderQueue::Finish(const v1::CoordinatorMessage
                            : taken != taken_.end()  ? taken->second.delay.since
                                                     : now;
   const bool gives_up = result.give_up && now - first >= options_.create_patience;
+  const v1::Applied copied = result.answer.value_or(v1::MemberMessage()).applied();
+  if (copied.from_copy() && copied.error().empty()) DropFailedApply(RunOf(order));
   if (result.repeat.ok() || gives_up) {
     delays_.erase(subject);
   } else {
     Failed(order, result.repeat.message(), first, now);
   }
   return gives_up ? std::move(result.give_up) : std::move(result.answer);
+}
+
+void OrderQueue::DropFailedApply(const std::string& run) {
+  const std::string apply = absl::StrCat("apply ", run);
+  failed_.erase(apply);
+  delays_.erase(apply);
 }
 
 void OrderQueue::Begin(uint64_t epoch) {
@@ -149,10 +166,22 @@ std::string OrderQueue::BusyText(absl::Time now) const {
       std::min_element(taken_.begin(), taken_.end(), [](const auto& a, const auto& b) {
         return a.second.delay.since < b.second.delay.since;
       })->second;
-  return absl::StrCat(
-      "it waits, because all threads for orders are busy (", taken_.size(), "), the longest with ",
-      oldest.delay.order.order(), " of ", oldest.delay.order.run(), " for ",
-      absl::FormatDuration(absl::Floor(now - oldest.delay.since, absl::Seconds(1))));
+  return absl::StrCat("it waits, because all threads for orders are busy (", taken_.size(),
+                      "), the longest with ", TextOf(oldest.delay.order, now - oldest.delay.since));
+}
+
+std::string OrderQueue::TakenText(absl::Time now) const {
+  return absl::StrJoin(taken_, ", ", [&](std::string* out, const auto& taken) {
+    absl::StrAppend(out, TextOf(taken.second.delay.order, now - taken.second.delay.since));
+  });
+}
+
+std::optional<std::string> OrderQueue::NextBlocked() const {
+  const auto next = std::find_if(new_.begin(), new_.end(), [this](const Waiting& waiting) {
+    return blocked_.contains(RunOf(waiting.order));
+  });
+  if (next != new_.end()) return RunOf(next->order);
+  return blocked_.empty() ? std::nullopt : std::optional(*blocked_.begin());
 }
 
 std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
@@ -167,16 +196,21 @@ std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
     if (is_slow && !delays_.contains(taken.subject)) add(taken.delay);
   }
   for (const auto& [subject, delay] : delays_) add(delay);
+  std::set<std::string> listed;
   for (const Waiting& waiting : new_) {
     const Lane lane = LaneOf(waiting.order);
+    const bool is_blocked = blocked_.contains(lane.second);
+    if (is_blocked && !listed.insert(lane.second).second) continue;
     // The coordinator gives up a run whose shard cannot be created for long; this one was not
     // tried.
-    if (waiting.order.has_open_run()) continue;
-    if (now - waiting.since < kSlowOrder || taken_.contains(lane) || HasThread(lane)) continue;
+    const bool opens = waiting.order.has_open_run();
+    if (opens && (!is_blocked || waiting.order.open_run().version() == 0)) continue;
+    const bool waits = is_blocked || (!taken_.contains(lane) && !HasThread(lane));
+    if (!waits || now - waiting.since < kSlowOrder) continue;
     Delay delay{.since = waiting.since};
     delay.order.set_run(lane.second);
     delay.order.set_order(BodyName(waiting.order));
-    delay.order.set_reason(BusyText(now));
+    delay.order.set_reason(is_blocked ? "" : BusyText(now));
     add(delay);
   }
   if (all.size() > kMaxDelayedOrders) all.resize(kMaxDelayedOrders);

@@ -15,8 +15,9 @@
 // and take at most half of the threads. A failed order is tried again `retry_wait` after its
 // failure, whatever else arrives. One that creates a shard is given up when it has failed for
 // `create_patience`. A newer order of the same kind for the same run replaces a failed one;
-// CloseRun and DeleteRun remove it. At most one retry precedes a new order, so that slow retries do
-// not delay a CloseRun that makes room.
+// CloseRun and DeleteRun remove it. So does what makes a failed Apply obsolete: an OpenRun that
+// makes the shard hollow, and its restoring from a copy, which another thread carries out. At most
+// one retry precedes a new order, so that slow retries do not delay a CloseRun that makes room.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,10 +69,19 @@ class OrderQueue {
   // A coordinator with this epoch has started: drops the orders of earlier ones. It repeats those
   // that are still valid; if its store is older, it does not know the others.
   void Begin(uint64_t epoch);
+  // The orders of the run wait until Unblock.
+  void Block(const std::string& run) { blocked_.insert(run); }
+  void Unblock(const std::string& run) { blocked_.erase(run); }
+  // The blocked run whose order has waited longest, or any if none waits; nullopt if no run is
+  // blocked.
+  std::optional<std::string> NextBlocked() const;
   // The orders to report in heartbeats, at most 64: those that have failed and are tried again,
-  // those that take longer than five seconds, and, if all threads are busy, those that have waited
-  // longer.
+  // those that take longer than five seconds, and those that have waited longer because all threads
+  // are busy, or, the first one of each run, because the run is blocked.
   std::vector<v1::DelayedOrder> Delayed(absl::Time now) const;
+  // The orders that are being carried out, such as "apply of run-1 for 40s"; empty if there are
+  // none.
+  std::string TakenText(absl::Time now) const;
   // When Take returns an order if none is added or released; InfinitePast: now.
   absl::Time NextTime() const;
 
@@ -103,7 +114,9 @@ class OrderQueue {
   // It has failed for a reason that may pass. `first`: when it was carried out for the first time.
   void Failed(v1::CoordinatorMessage order, absl::string_view reason, absl::Time first,
               absl::Time now);
-  // "all 16 threads are busy, ...". Requires: an order is taken.
+  // An Apply that has failed is not tried again.
+  void DropFailedApply(const std::string& run);
+  // "it waits, because all threads ...". Requires: an order is taken.
   std::string BusyText(absl::Time now) const;
 
   const Options options_;
@@ -115,6 +128,8 @@ class OrderQueue {
   std::map<std::string, Delay> delays_;
   // The orders that Take has returned, until their Release.
   std::map<Lane, Taken> taken_;
+  // Runs whose orders wait.
+  std::set<std::string> blocked_;
   // Take returned a failed order last.
   bool retried_ = false;
 };

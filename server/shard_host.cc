@@ -1,7 +1,7 @@
-// A mutex and turns divide the work. `mutex_` protects the ledger and is held for decisions and for
-// opening files, never while blocks are read or written. An order has the turn of its run during
-// its disk I/O, so the orders of a run exclude one another, while ranks stage and pull and the
-// orders of other runs are carried out.
+// A mutex and turns divide the work. `mutex_` protects the ledger and is held for decisions, never
+// while the disk is accessed, so that heartbeats and fences do not wait for a disk that hangs. An
+// order has the turn of its run during its disk I/O, so the orders of a run exclude one another,
+// while ranks stage and pull and the orders of other runs are carried out.
 //
 // Every operation follows the same pattern: decide under the mutex, do the I/O without it, and
 // report the result under the mutex. The state may have changed in between (a newer stream, a
@@ -10,8 +10,9 @@
 //
 // Files are removed when the ledger drops them, even while a stream writes them: the stream keeps
 // its open file, and its report is refused. For the same reason a commit may unlink a version while
-// ranks pull it. They are removed without `mutex_`, unless the ranks may stage the same
-// contribution again immediately (OpenRun, Finish, a loss): the removal would meet its new file.
+// ranks pull it. The names of a run's contributions have turns of their own (`names_`): whoever
+// creates a file, or removes one that ranks may stage again (OpenRun, Finish, a loss), decides and
+// acts in the same turn, so that a removal does not meet the file of a later decision.
 #include "server/shard_host.h"
 
 #include <glog/logging.h>
@@ -79,44 +80,12 @@ ShardHost::ShardHost(std::unique_ptr<ShardStore> store, const Options& options)
       counters_(options.counters),
       checkpoint_files_(options.checkpoint_files),
       free_bytes_(options.free_bytes),
-      runs_([this](const std::string& run, const KnownRuns::Run& known)
-                ABSL_NO_THREAD_SAFETY_ANALYSIS -> int64_t {
-                  return ledger_.StoredElements(run) * int64_t{sizeof(float)} +
-                         store_->copies().CountVersions(run) * known.copy;
-                }) {}
-
-absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const Options& options) {
-  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store,
-                         ShardStore::Open(*options.files, options.data_dir, options.name,
-                                          options.threads, options.archive));
-  auto host = std::unique_ptr<ShardHost>(new ShardHost(std::move(store), options));
-  CADRE_RETURN_IF_ERROR(host->Restore());
-  return host;
-}
-
-absl::Status ShardHost::Restore() {
-  CADRE_ASSIGN_OR_RETURN(const std::vector<ShardStore::FoundRun> runs, store_->Load());
-  for (const ShardStore::FoundRun& found : runs) {
-    const absl::StatusOr<RunTerms> terms = RunTermsOf(found.open);
-    if (!terms.ok()) {
-      LOG(ERROR) << "run " << found.open.run() << " is not restored: " << terms.status();
-      continue;
-    }
-    absl::MutexLock lock(&mutex_);
-    Remove(ledger_.Restore(*terms, found.closed, found.versions, found.contributions));
-    runs_.Set(found.open, found.closed);
-    // Old versions are left if the process ended between a commit and their removal.
-    for (const uint32_t version : ledger_.ForgetObsolete(found.open.run())) {
-      store_->RemoveVersion(found.open.run(), version);
-    }
-  }
-  store_->RemoveOldSetAside();
-  for (const v1::ShardState& state : States()) {
-    LOG(INFO) << "on disk: run " << state.run() << ", shard " << state.shard() << ", version "
-              << state.version() << ", digest " << DigestHex(state.digest());
-  }
-  return absl::OkStatus();
-}
+      runs_([this](const std::string& run,
+                   const KnownRuns::Run& known) ABSL_NO_THREAD_SAFETY_ANALYSIS -> int64_t {
+        const int64_t elements =
+            ledger_.StoredElements(run) + unverified_.heads().StoredElements(run);
+        return elements * int64_t{sizeof(float)} + store_->copies().CountVersions(run) * known.copy;
+      }) {}
 
 absl::Status ShardHost::Refuse(const Refused& refused) const {
   counters_->Add(absl::StrCat("refused_", RefusalName(refused.refusal)));
@@ -159,6 +128,8 @@ absl::Status ShardHost::CheckFiles() const {
 }
 
 void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
+  if (keys.empty()) return;
+  const RunTurns::Turn names = names_.Begin(keys.front().run);
   for (const ContributionKey& key : keys) store_->RemoveContribution(key);
 }
 
@@ -166,15 +137,21 @@ absl::StatusOr<Opened> ShardHost::BeginRun(const v1::OpenRun& open, const RunTer
                                            const std::optional<KnownRuns::Run>& known) {
   const bool replaces = known && known->open.lineage() != open.lineage();
   if (known && !replaces) PublishUntil(open.run(), open.version());
-  absl::MutexLock lock(&mutex_);
-  Decision<Opened> decision = ledger_.OpenRun(terms);
+  const RunTurns::Turn names = names_.Begin(open.run());
+  Decision<Opened> decision;
+  {
+    absl::MutexLock lock(&mutex_);
+    CADRE_RETURN_IF_ERROR(unverified_.Check(open.run()));
+    decision = ledger_.OpenRun(terms);
+  }
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   Opened opened = std::get<Opened>(std::move(decision));
   if (replaces) {
     CADRE_RETURN_IF_ERROR(CountError(store_->ArchiveRun(open.run(), known->open.lineage())));
+    absl::MutexLock lock(&mutex_);
     runs_.Erase(open.run());
   }
-  Remove(opened.dropped);
+  for (const ContributionKey& key : opened.dropped) store_->RemoveContribution(key);
   return opened;
 }
 
@@ -292,8 +269,12 @@ absl::Status ShardHost::CloseRun(const std::string& run) {
   {
     const RunTurns::Turn turn = turns_.Begin(run);
     const std::optional<KnownRuns::Run> known = Known(run);
-    // The time of the run file is that of the end.
     if (!known || known->closed) return absl::OkStatus();
+    {
+      absl::MutexLock lock(&mutex_);
+      CADRE_RETURN_IF_ERROR(unverified_.Check(run));
+    }
+    // The time of the run file is that of the end.
     CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(known->open, /*closed=*/true)));
     PublishUntil(run, std::numeric_limits<uint32_t>::max());
     std::vector<ContributionKey> dropped;
@@ -312,11 +293,13 @@ absl::Status ShardHost::DeleteRun(const v1::DeleteRun& order) {
     return absl::InvalidArgumentError("not a run id and a lineage");
   }
   const RunTurns::Turn turn = turns_.Begin(order.run());
+  const RunTurns::Turn names = names_.Begin(order.run());
   {
     absl::MutexLock lock(&mutex_);
     const std::optional<KnownRuns::Run> known = runs_.Find(order.run());
     if (known && known->open.lineage() == order.lineage()) {
       runs_.Erase(order.run());
+      unverified_.Erase(order.run());
       ledger_.Forget(order.run());
     }
   }
@@ -344,7 +327,11 @@ absl::Status ShardHost::Authenticate(const Message& message) const {
   Decision<SecretKey> key;
   {
     absl::MutexLock lock(&mutex_);
-    key = ledger_.KeyOf(message.run(), message.group(), message.generation());
+    if (const absl::Status status = unverified_.Check(message.run()); !status.ok()) {
+      key = Refused{.reason = std::string(status.message())};
+    } else {
+      key = ledger_.KeyOf(message.run(), message.group(), message.generation());
+    }
   }
   if (const auto* refused = std::get_if<Refused>(&key)) return Refuse(*refused);
   if (IsSigned(std::get<SecretKey>(key), message)) return absl::OkStatus();
@@ -366,8 +353,12 @@ absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
   ranges.erase(std::remove_if(ranges.begin(), ranges.end(),
                               [](const v1::Range& range) { return range.begin() == range.end(); }),
                ranges.end());
-  absl::MutexLock lock(&mutex_);
-  Decision<StageGrant> decision = ledger_.Stage(contribution);
+  const RunTurns::Turn names = names_.Begin(header.run());
+  Decision<StageGrant> decision;
+  {
+    absl::MutexLock lock(&mutex_);
+    decision = ledger_.Stage(contribution);
+  }
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   Staging staging{std::get<StageGrant>(std::move(decision)), nullptr};
   const StageGrant& grant = staging.grant;
@@ -375,7 +366,10 @@ absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
       store_->OpenContribution(grant.key, contribution, grant.elements, grant.fresh);
   if (!file.ok()) {
     // An error such as too many open files does not mean that the data on disk is lost.
-    if (grant.fresh || IsLoss(file.status())) ledger_.ContributionLost(grant.key);
+    if (grant.fresh || IsLoss(file.status())) {
+      absl::MutexLock lock(&mutex_);
+      ledger_.ContributionLost(grant.key);
+    }
     return CountError(file.status());
   }
   staging.file = *std::move(file);
@@ -400,23 +394,31 @@ absl::StatusOr<bool> ShardHost::Put(Staging& staging, const ChunkView& chunk) {
 }
 
 absl::Status ShardHost::Finish(Staging& staging) {
+  const auto lose = [&] {
+    const RunTurns::Turn names = names_.Begin(staging.grant.key.run);
+    std::vector<ContributionKey> lost;
+    {
+      absl::MutexLock lock(&mutex_);
+      lost = ledger_.SyncFailed(staging.grant.key);
+    }
+    for (const ContributionKey& key : lost) store_->RemoveContribution(key);
+  };
   absl::StatusOr<std::shared_ptr<const FrameIndex>> frame = IndexFrame(staging);
   if (absl::IsInvalidArgument(frame.status())) {
-    absl::MutexLock lock(&mutex_);
-    Remove(ledger_.SyncFailed(staging.grant.key));
+    lose();
     return Refuse({v1::REFUSAL_MALFORMED,
                    absl::StrCat(staging.grant.key.ToString(), ": ", frame.status().message())});
   } else if (!frame.ok()) {
     return CountError(frame.status());
   }
   const absl::Status synced = CountError(store_->SyncContribution(*staging.file));
-  absl::MutexLock lock(&mutex_);
   if (!synced.ok()) {
     // The kernel drops pages that it could not write, and reports the error only once: another sync
     // would succeed without the data.
-    Remove(ledger_.SyncFailed(staging.grant.key));
+    lose();
     return synced;
   }
+  absl::MutexLock lock(&mutex_);
   if (ledger_.ContributionDurable(staging.grant.key, staging.grant.attempt, *std::move(frame))) {
     counters_->Add("contributions_staged");
     return absl::OkStatus();
@@ -427,19 +429,26 @@ absl::Status ShardHost::Finish(Staging& staging) {
 absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullRequest& request) {
   CADRE_RETURN_IF_ERROR(CheckProtocol(request.protocol()));
   PullDecision decision;
-  absl::StatusOr<std::unique_ptr<VersionReader>> reader;
+  absl::StatusOr<std::unique_ptr<VersionReader>> reader = nullptr;
   absl::StatusOr<StoredStates> states;
-  {
-    absl::MutexLock lock(&mutex_);
-    decision = ledger_.Pull(request);
-    // The open files stay readable after a commit unlinks them.
-    if (const auto* grant = std::get_if<PullGrant>(&decision)) {
-      if (request.has_state()) {
-        states = store_->versions().OpenStates(grant->run, grant->version);
-      } else if (!request.has_frame_from()) {
-        reader = store_->versions().Open(grant->run, grant->version);
-      }
+  // A commit may unlink the files before they are open, which the second decision knows. Open files
+  // stay readable.
+  for (const bool again : {true, false}) {
+    {
+      absl::MutexLock lock(&mutex_);
+      const absl::Status verified = unverified_.Check(request.run());
+      if (verified.ok()) decision = ledger_.Pull(request);
+      if (!verified.ok()) decision = Refused{.reason = std::string(verified.message())};
     }
+    const auto* const grant = std::get_if<PullGrant>(&decision);
+    if (grant == nullptr || request.has_frame_from()) break;
+    if (request.has_state()) {
+      states = store_->versions().OpenStates(grant->run, grant->version);
+    } else {
+      reader = store_->versions().Open(grant->run, grant->version);
+    }
+    const absl::Status opened = request.has_state() ? states.status() : reader.status();
+    if (!again || !absl::IsNotFound(opened)) break;
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   if (const auto* none = std::get_if<NoSuchVersion>(&decision)) {

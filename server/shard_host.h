@@ -20,12 +20,14 @@
 // refused_<name>.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -44,6 +46,7 @@
 #include "server/ledger.h"
 #include "server/run_turns.h"
 #include "server/shard_store.h"
+#include "server/unverified_runs.h"
 #include "server/version_pull.h"
 
 namespace cadre {
@@ -70,15 +73,29 @@ class ShardHost {
     int threads = UsableCores();
     // As in ShardStore::Open.
     bool archive = false;
+    // Whether Open calls Verify for all runs.
+    bool verify = true;
     // A new shard is refused unless it fits these bytes without those that are reserved. Optional.
     std::function<absl::StatusOr<int64_t>()> free_bytes = nullptr;
   };
 
-  // Opens the data folder and restores its runs. Errors: those of ShardStore::Open.
+  // Opens the data folder and finds its runs. Errors: those of ShardStore::Open and Verify.
   static absl::StatusOr<std::unique_ptr<ShardHost>> Open(const Options& options);
 
-  // The highest epoch of a coordinator that an earlier process of the aggregator saved.
-  uint64_t epoch() const { return store_->epoch(); }
+  // The runs that Verify must make usable, with what was read of their files. Until then their
+  // orders, and calls of their ranks, are Unavailable; States has what the heads of their files
+  // say.
+  std::map<std::string, UnverifiedRuns::Progress> Unverified() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return unverified_.all();
+  }
+  // Reads all files of the run; damaged ones are set aside or removed. No effect on other runs. May
+  // be called again after an error: Cancelled if stopped; those of ShardStore::LoadRun.
+  absl::Status Verify(const std::string& run, const std::stop_token& stop = {})
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // What is stored: the epoch of an earlier process, durations, failures of the archive.
+  const ShardStore& store() const { return *store_; }
   // Not thread-safe. Errors are counted.
   absl::Status SaveEpoch(uint64_t epoch) { return CountError(store_->SaveEpoch(epoch)); }
 
@@ -122,19 +139,13 @@ class ShardHost {
   // The highest generation received, and the versions on disk, for Hello.
   uint32_t HighestGeneration() const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    return ledger_.HighestGeneration();
+    return std::max(ledger_.HighestGeneration(), unverified_.heads().HighestGeneration());
   }
-  std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    return ledger_.States();
-  }
+  std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_);
   // FailedPrecondition if the data folder was removed or replaced, or a version of a run that has
   // not ended is damaged. The errors that follow from it are Unavailable: the process should end,
   // and another one begin with what is there.
   absl::Status CheckFiles() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Durations since the start.
-  const Histogram& contribution_syncs() const { return store_->contribution_syncs(); }
-  std::map<std::string, std::string> archive_failures() const { return store_->archive_failures(); }
 
   // --- The ranks' streams
 
@@ -162,12 +173,15 @@ class ShardHost {
  private:
   ShardHost(std::unique_ptr<ShardStore> store, const Options& options);
 
-  absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The run is in the ledger from now on.
+  void Restore(const RunTerms& terms, const ShardStore::FoundRun& found)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;
   absl::Status CheckProtocol(uint32_t protocol) const;
   // Counts and logs a disk error, and returns it, or Unavailable if the data folder was removed.
   absl::Status CountError(absl::Status status) const;
-  void Remove(const std::vector<ContributionKey>& keys);
+  // Removes files of contributions to one run, in a turn of names_.
+  void Remove(const std::vector<ContributionKey>& keys) ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<KnownRuns::Run> Known(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     return runs_.Find(run);
@@ -194,8 +208,12 @@ class ShardHost {
   const std::function<absl::StatusOr<int64_t>()> free_bytes_;
   // An order has the turn of its run while it changes the files of the run.
   RunTurns turns_;
+  // Turns for the names of the files of a run's contributions; after turns_, before mutex_.
+  RunTurns names_;
   mutable absl::Mutex mutex_;
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
+  // None of these is in the ledger.
+  UnverifiedRuns unverified_ ABSL_GUARDED_BY(mutex_);
   // The error of the first damaged version that was found.
   absl::Status damage_ ABSL_GUARDED_BY(mutex_);
   KnownRuns runs_ ABSL_GUARDED_BY(mutex_);

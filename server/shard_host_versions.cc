@@ -51,8 +51,11 @@ absl::StatusOr<VersionStats> ShardHost::MakeVersion(const ApplyPlan& plan) {
     const absl::Status status = store_->VerifyContribution(key);
     if (!IsLoss(status)) continue;
     lost.Update(status);
-    absl::MutexLock lock(&mutex_);
-    ledger_.ContributionLost(key);
+    const RunTurns::Turn names = names_.Begin(key.run);
+    {
+      absl::MutexLock lock(&mutex_);
+      ledger_.ContributionLost(key);
+    }
     store_->RemoveContribution(key);
   }
   CADRE_RETURN_IF_ERROR(lost);
@@ -93,6 +96,7 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
   ApplyDecision decision;
   {
     absl::MutexLock lock(&mutex_);
+    CADRE_RETURN_IF_ERROR(unverified_.Check(apply.run()));
     decision = ledger_.BeginApply(apply);
   }
   if (const auto* already = std::get_if<AlreadyApplied>(&decision)) {

@@ -9,8 +9,8 @@
 //   5. only then is the version reported, and version v - 2 is removed; the contributions are when
 //   it
 //      is published.
-// A crash before 4 leaves a .new file, which Load removes; the contributions are still there and
-// the coordinator repeats Apply. A crash after 4 leaves contributions that Load recognises as
+// A crash before 4 leaves a .new file, which LoadRun removes; the contributions are still there and
+// the coordinator repeats Apply. A crash after 4 leaves contributions that LoadRun recognises as
 // obsolete, because their round is not newer than the newest version. No journal is needed.
 //
 // The states of an outer optimizer are a second file, outer-<v>, which is written, synced and
@@ -18,12 +18,12 @@
 // versions (Apply.down) is complete only with that file; without such an order (version 0 of most
 // runs, and a version that was restored from a seed) the states are zeros. Version 0 of a run that
 // begins from a checkpoint with states is stored with an order that names them and no participants.
-// An outer file without its version is left by a crash, and removed by Load.
+// An outer file without its version is left by a crash, and removed by LoadRun.
 //
 // A contribution is written in place, chunk by chunk, under its final name. Each block has its own
 // CRC, so after a crash staging resumes after the leading undamaged blocks. A contribution is
 // acknowledged after fsync of file and folder. A file may be complete on disk without having been
-// acknowledged; Load syncs such files, so that they count as durable.
+// acknowledged; LoadRun syncs such files, so that they count as durable.
 //
 // The run file (OpenRun and a flag) is replaced atomically with every OpenRun. Without it the other
 // files of a run cannot be interpreted, so a damaged one moves the whole folder to
@@ -75,13 +75,6 @@ constexpr char kIdentityFile[] = ".identity";
 constexpr size_t kMaxNameBytes = 100;
 // Maximum number of folders of runs that are set aside because their ids were given to others.
 constexpr size_t kMaxSetAside = 16;
-
-// The number after the prefix, if the name has nothing else.
-std::optional<uint32_t> NumberIn(absl::string_view name, absl::string_view prefix) {
-  uint32_t number = 0;
-  if (!absl::ConsumePrefix(&name, prefix) || !absl::SimpleAtoi(name, &number)) return std::nullopt;
-  return number;
-}
 
 }  // namespace
 
@@ -168,128 +161,6 @@ bool ShardStore::IsFileName(absl::string_view name) {
          std::all_of(name.begin(), name.end(), is_allowed);
 }
 
-// --- Loading
-
-absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
-  CADRE_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, files_.List(folder_.path));
-  std::vector<FoundRun> runs;
-  for (const auto& [name, is_folder] : entries) {
-    if (!is_folder || !IsFileName(name)) continue;
-    absl::StatusOr<FoundRun> found = LoadRun(name);
-    if (found.ok()) {
-      runs.push_back(*std::move(found));
-      absl::MutexLock lock(&mutex_);
-      runs_.insert(name);
-    } else if (absl::IsNotFound(found.status())) {
-      // This is a folder of another program, or of a run whose OpenRun did not complete.
-      LOG(WARNING) << "folder " << name << " ignored: " << found.status();
-    } else if (!absl::IsDataLoss(found.status())) {
-      return found.status();
-    } else {
-      // The folder cannot be interpreted without the run file.
-      LOG(ERROR) << "run " << name << " set aside: " << found.status();
-      CADRE_RETURN_IF_ERROR(ArchiveRun(name, "damaged"));
-    }
-  }
-  return runs;
-}
-
-absl::StatusOr<ShardStore::FoundRun> ShardStore::ReadRun(FileSystem& files,
-                                                         const std::string& run_folder) {
-  const std::string path = absl::StrCat(run_folder, "/run");
-  FoundRun found;
-  CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadChecked(files, path));
-  // One byte for the state, then the OpenRun message.
-  found.closed = bytes[0] == '1';
-  if (!found.open.ParseFromArray(bytes.data() + 1, std::ssize(bytes) - 1)) {
-    return absl::DataLossError(absl::StrCat(path, ": is damaged"));
-  }
-  return found;
-}
-
-absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRunFile(const std::string& run) const {
-  CADRE_ASSIGN_OR_RETURN(FoundRun found, ReadRun(files_, folder_.Run(run)));
-  if (found.open.run() != run) {
-    return absl::DataLossError(absl::StrCat(folder_.RunFile(run), ": belongs to another run"));
-  }
-  return found;
-}
-
-absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run) {
-  CADRE_ASSIGN_OR_RETURN(FoundRun found, LoadRunFile(run));
-  CADRE_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, files_.List(folder_.Run(run)));
-  for (const FolderEntry& entry : entries) {
-    CADRE_RETURN_IF_ERROR(LoadFile(entry.name, &found));
-  }
-  std::sort(found.versions.begin(), found.versions.end(),
-            [](const auto& a, const auto& b) { return a.version < b.version; });
-  for (const FolderEntry& entry : entries) {
-    const std::optional<uint32_t> version = NumberIn(entry.name, DataFolder::kOuterPrefix);
-    if (!version) continue;
-    const bool used = std::any_of(
-        found.versions.begin(), found.versions.end(),
-        [&](const StoredVersion& v) { return v.version == *version && HasStates(v.order); });
-    if (!used) folder_.RemoveFile(absl::StrCat(folder_.Run(run), "/", entry.name));
-  }
-  // Those of versions that do not exist are left by a crash.
-  frames_.RemoveAfter(run, found.versions.empty() ? 0 : found.versions.back().version);
-  for (const StoredVersion& version : found.versions) {
-    // Whether the newest is published is not known yet.
-    if (version.order.attempt() > 0 && &version == &found.versions.back()) continue;
-    Archive(run, version.order, version.stats.digest);
-  }
-  return found;
-}
-
-// Only a file that is damaged is put aside or removed: after another error, such as too many open
-// files, it may be whole.
-absl::Status ShardStore::LoadFile(const std::string& name, FoundRun* found) {
-  const std::string& run = found->open.run();
-  const std::string path = absl::StrCat(folder_.Run(run), "/", name);
-  absl::Status loaded;
-  if (absl::EndsWith(name, ".new")) {
-    // This is the temporary file of an interrupted write.
-    folder_.RemoveFile(path);
-  } else if (const auto version = NumberIn(name, DataFolder::kVersionPrefix)) {
-    // Every pull checks the blocks that it reads.
-    absl::StatusOr<StoredVersion> checked =
-        versions_.Check(run, *version, /*verify=*/!found->closed);
-    loaded = checked.status();
-    if (checked.ok()) found->versions.push_back(*std::move(checked));
-    if (!IsLoss(loaded)) return loaded;
-    versions_.Quarantine(path, loaded.message());
-  } else if (const auto frame = NumberIn(name, DataFolder::kFramePrefix)) {
-    // Pulls check the blocks that they read.
-    loaded = frames_.Load(run, *frame);
-    if (!IsLoss(loaded)) return loaded;
-    folder_.RemoveFile(path);
-  } else if (absl::StartsWith(name, DataFolder::kStagePrefix)) {
-    absl::StatusOr<FoundContribution> checked = CheckContribution(path);
-    loaded = checked.status();
-    if (checked.ok()) found->contributions.push_back(*std::move(checked));
-    if (!IsLoss(loaded)) return loaded;
-    LOG(ERROR) << "contribution removed: " << loaded;
-    folder_.RemoveFile(path);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<FoundContribution> ShardStore::CheckContribution(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(files_, path, Access::kReadWrite));
-  FoundContribution contribution;
-  CADRE_ASSIGN_OR_RETURN(const uint64_t blocks, file->CountWholeBlocks());
-  contribution.whole_chunks = static_cast<uint32_t>(blocks);
-  if (!contribution.header.ParseFromString(file->head().meta)) {
-    return absl::DataLossError(absl::StrCat(path, ": the header is damaged"));
-  }
-  if (blocks < file->head().blocks()) return contribution;
-  // After any error of a sync, what was written may be lost.
-  if (const absl::Status synced = SyncContribution(*file); !synced.ok()) {
-    return absl::DataLossError(synced.message());
-  }
-  return contribution;
-}
-
 // --- Runs
 
 absl::Status ShardStore::SaveRun(const v1::OpenRun& open, bool closed) {
@@ -353,7 +224,7 @@ absl::Status ShardStore::RemoveRunFolder(const std::string& name) {
 
 absl::Status ShardStore::RemoveRun(const std::string& run, const std::string& lineage) {
   const absl::StatusOr<FoundRun> found = LoadRunFile(run);
-  // Damaged files are set aside by the next Load; after another error the order is repeated.
+  // Damaged files are set aside by the next process; after another error the order is repeated.
   const absl::Status& read = found.status();
   if (!read.ok() && !absl::IsNotFound(read) && !absl::IsDataLoss(read)) return read;
   if (read.ok() && found->open.lineage() == lineage) CADRE_RETURN_IF_ERROR(RemoveRunFolder(run));

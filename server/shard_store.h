@@ -75,6 +75,8 @@ class ShardStore {
     // Oldest first.
     std::vector<StoredVersion> versions;
     std::vector<FoundContribution> contributions;
+    // FindRuns: the bytes that LoadRun will read, if the run has not ended.
+    uint64_t unread_bytes = 0;
   };
 
   // Creates the folder if necessary; one without a name becomes that of aggregator `name`. Errors:
@@ -96,9 +98,14 @@ class ShardStore {
   // FailedPrecondition if the folder, or the folder of a run, was removed or replaced since Open.
   absl::Status CheckFolder() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Reads all files, and checks those of runs that have not ended. Complete contributions are
-  // synced. Damaged files are set aside or removed; all others stay after an error.
-  absl::StatusOr<std::vector<FoundRun>> Load() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The runs, with the versions that the heads of their files describe, and without contributions.
+  // Changes no file, except that a folder whose run file is damaged is set aside.
+  absl::StatusOr<std::vector<FoundRun>> FindRuns() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Reads all files of a run that FindRuns has found, and checks their blocks if it has not ended.
+  // Complete contributions are synced. Damaged files are set aside or removed; all others stay
+  // after an error.
+  absl::StatusOr<FoundRun> LoadRun(const std::string& run, const BlockFile::OnRead& on_read)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether a run or lineage may name a file: [A-Za-z0-9._-], at most 100 characters, no leading
   // dot.
@@ -166,12 +173,14 @@ class ShardStore {
   // Reads or creates the folder's identity.
   absl::Status Identify();
 
-  // Removes a folder of a run, its run file last: without it, Load would leave the folder alone.
+  // Removes a folder of a run, its run file last: without it, FindRuns would leave the folder
+  // alone.
   absl::Status RemoveRunFolder(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<FoundRun> LoadRunFile(const std::string& run) const;
-  absl::StatusOr<FoundRun> LoadRun(const std::string& run);
-  absl::Status LoadFile(const std::string& name, FoundRun* found);
-  absl::StatusOr<FoundContribution> CheckContribution(const std::string& path);
+  absl::StatusOr<FoundRun> FindRun(const std::string& run) const;
+  absl::Status LoadFile(const std::string& name, const BlockFile::OnRead& on_read, FoundRun* found);
+  absl::StatusOr<FoundContribution> CheckContribution(const std::string& path, bool verify,
+                                                      const BlockFile::OnRead& on_read);
   // The contributions of the plan; indexes frames that have none.
   absl::StatusOr<RoundMean::Files> OpenContributions(const ApplyPlan& plan);
   // Prepares what the plan's round does beyond averaging: opens the states of the version before,

@@ -234,7 +234,8 @@ std::vector<Interval> StoredStates::ElementsOf(uint32_t state, const StretchRule
 }
 
 absl::Status VersionFiles::CheckStates(const std::string& run, const v1::Apply& order, bool verify,
-                                       VersionStats* stats) const {
+                                       VersionStats* stats,
+                                       const BlockFile::OnRead& on_read) const {
   const std::string path = folder_.Outer(run, order.round());
   CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(folder_.files, path, Access::kRead));
   CADRE_ASSIGN_OR_RETURN(const OuterMeta meta, OuterMetaOf(*file));
@@ -246,7 +247,7 @@ absl::Status VersionFiles::CheckStates(const std::string& run, const v1::Apply& 
     return absl::DataLossError(
         absl::StrCat(path, ": does not contain the outer states of version ", order.round()));
   }
-  if (verify) CADRE_RETURN_IF_ERROR(file->Verify());
+  if (verify) CADRE_RETURN_IF_ERROR(file->Verify(on_read));
   if (order.has_outer()) {
     stats->outer.emplace();
     stats->outer->set_change_squared(sums[0]);
@@ -306,18 +307,19 @@ absl::StatusOr<VersionStats> VersionFiles::Copy(const ApplyPlan& plan) {
 }
 
 absl::StatusOr<StoredVersion> VersionFiles::Check(const std::string& run, uint32_t version,
-                                                  bool verify) const {
+                                                  bool verify,
+                                                  const BlockFile::OnRead& on_read) const {
   StoredVersion found{.version = version};
   CADRE_ASSIGN_OR_RETURN(
       const auto file,
       BlockFile::Open(folder_.files, folder_.Version(run, version), Access::kRead));
   CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, &found.order));
-  if (verify) CADRE_RETURN_IF_ERROR(file->Verify());
+  if (verify) CADRE_RETURN_IF_ERROR(file->Verify(on_read));
   found.stats = {
       .digest = meta.digest, .discrepancy = meta.discrepancy, .changes = found.order.changes()};
   found.order.clear_changes();
   if (HasStates(found.order)) {
-    CADRE_RETURN_IF_ERROR(CheckStates(run, found.order, verify, &found.stats));
+    CADRE_RETURN_IF_ERROR(CheckStates(run, found.order, verify, &found.stats, on_read));
   }
   return found;
 }

@@ -87,11 +87,12 @@ class VersionFiles {
   absl::StatusOr<VersionStats> Copy(const ApplyPlan& plan);
 
   // What is stored of the version and its states; checks all blocks only if `verify`.
-  absl::StatusOr<StoredVersion> Check(const std::string& run, uint32_t version, bool verify) const;
+  absl::StatusOr<StoredVersion> Check(const std::string& run, uint32_t version, bool verify,
+                                      const BlockFile::OnRead& on_read = nullptr) const;
   // Checks the states of the version that `order` made, their blocks only if `verify`, and reads
   // their sums.
   absl::Status CheckStates(const std::string& run, const v1::Apply& order, bool verify,
-                           VersionStats* stats) const;
+                           VersionStats* stats, const BlockFile::OnRead& on_read = nullptr) const;
   absl::StatusOr<std::unique_ptr<BlockFile>> OpenFile(const std::string& run, uint32_t version,
                                                       v1::Apply* order, Interval* span) const;
   // `order`, if not null, receives the order that made the version.

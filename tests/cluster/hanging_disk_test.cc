@@ -1,6 +1,7 @@
 // Tests, with real processes, that an order that hangs on one aggregator is named, and stops only
 // its own run; or not even that, if its shards have copies.
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -16,11 +17,14 @@ namespace cadre::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 // An order that hangs is named within this time.
 constexpr absl::Duration kNamed = absl::Seconds(30);
+// A SIGTERM ends an aggregator within 45 s, less than the time of the supervisors (deploy/).
+constexpr absl::Duration kStopped = absl::Seconds(55);
 // Several times the steps at which the disk hangs, since the run waits then.
 constexpr uint32_t kStepsWithCopies = 160;
 constexpr absl::Duration kTrained = absl::Seconds(180);
@@ -108,6 +112,25 @@ TEST_F(HangingDiskTest, RunWhoseVersionHangsIsNamedAndOthersGoOn) {
   ASSERT_NO_FATAL_FAILURE(AwaitVersion(hung, stopped + 3));
   Await("the reason ends",
         [&](const v1::StatusReply& seen) { return FindRun(seen, hung)->reason().empty(); });
+}
+
+TEST_F(HangingDiskTest, SigtermEndsAnAggregatorWhoseOrderHangs) {
+  const std::string run = Submit();
+  ASSERT_NO_FATAL_FAILURE(AwaitVersion(run, 2));
+  std::ofstream(control_) << "/" << run << "/version-";
+  ASSERT_NO_FATAL_FAILURE(Await(
+      "the round closes",
+      [&](const v1::StatusReply& status) {
+        return FindRun(status, run)->reason().find("aggregator aggregator-1") != std::string::npos;
+      },
+      kNamed));
+  Process& aggregator = cluster_.process("aggregator-1");
+  aggregator.Signal(SIGTERM);
+  const auto ended = aggregator.WaitUntil(absl::Now() + kStopped);
+  ASSERT_TRUE(ended.has_value()) << "it waits for the order";
+  EXPECT_EQ(*ended, (Ending{.code = 1})) << ended->ToString();
+  EXPECT_THAT(LastLines(cluster_.LogOf("aggregator-1"), 5),
+              Contains(HasSubstr(absl::StrCat("ends before this has: apply of ", run, " for "))));
 }
 
 // With its states: the run has momentum and coded versions.

@@ -124,6 +124,86 @@ TEST(OrderQueue, NamesTheOrderThatOccupiesAThread) {
   EXPECT_EQ(queue.Take(kStart + absl::Seconds(40))->apply().run(), "c");
 }
 
+TEST(OrderQueue, OrdersOfABlockedRunWait) {
+  OrderQueue queue({.retry_wait = kWait});
+  queue.Block("a");
+  queue.Block("b");
+  EXPECT_EQ(queue.NextBlocked(), "a");
+  v1::CoordinatorMessage open = Open("b");
+  open.mutable_open_run()->set_version(1);
+  queue.Add(open, kStart);
+  queue.Add(Apply("b", 2), kStart);
+  queue.Add(Apply("c", 1), kStart);
+  EXPECT_EQ(queue.NextBlocked(), "b") << "its orders wait";
+  EXPECT_EQ(queue.Take(kStart)->apply().run(), "c");
+  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+  EXPECT_TRUE(queue.Delayed(kStart + kMoment).empty());
+  const auto late = queue.Delayed(kStart + absl::Seconds(40));
+  ASSERT_EQ(late.size(), 2U);
+  EXPECT_EQ(late[1].run(), "b");
+  EXPECT_EQ(late[1].order(), "open_run");
+  EXPECT_EQ(late[1].seconds(), 40);
+  queue.Unblock("b");
+  EXPECT_EQ(queue.NextBlocked(), "a");
+  EXPECT_TRUE(queue.Take(kStart)->has_open_run()) << "in the order of arrival";
+  queue.Unblock("a");
+  EXPECT_FALSE(queue.NextBlocked().has_value());
+}
+
+// The coordinator ends a run whose shard cannot be created for long.
+TEST(OrderQueue, BlockedRunWithoutAVersionHasNotFailed) {
+  OrderQueue queue({.retry_wait = kWait});
+  queue.Block("a");
+  queue.Add(Open("a"), kStart);
+  EXPECT_TRUE(queue.Delayed(kStart + absl::Hours(1)).empty());
+}
+
+TEST(OrderQueue, NamesTheOrdersThatAreCarriedOut) {
+  OrderQueue queue({.retry_wait = kWait});
+  EXPECT_EQ(queue.TakenText(kStart), "");
+  for (const char* const run : {"a", "b"}) queue.Add(Apply(run, 1), kStart);
+  ASSERT_TRUE(queue.Take(kStart).has_value());
+  ASSERT_TRUE(queue.Take(kStart + absl::Seconds(2)).has_value());
+  EXPECT_EQ(queue.TakenText(kStart + absl::Seconds(4)), "apply of a for 4s, apply of b for 2s");
+}
+
+// The coordinator repeats the order of the round when the shard is restored.
+TEST(OrderQueue, ShardThatBecomesHollowDropsAFailedApply) {
+  OrderQueue queue({.retry_wait = kWait});
+  queue.Add(Apply("a", 1), kStart);
+  queue.Add(Apply("b", 1), kStart);
+  FailNext(queue, kStart);
+  FailNext(queue, kStart);
+  queue.Add(Open("a"), kStart);
+  queue.Release(*queue.Take(kStart));
+  v1::CoordinatorMessage hollow = Open("b");
+  hollow.mutable_open_run()->set_hollow(0);
+  queue.Add(hollow, kStart);
+  queue.Release(*queue.Take(kStart));
+  EXPECT_EQ(queue.Take(kStart + kWait)->apply().run(), "a") << "another OpenRun keeps it";
+  EXPECT_FALSE(queue.Take(kStart + kWait).has_value());
+}
+
+TEST(OrderQueue, ShardThatIsRestoredFromACopyDropsAFailedApply) {
+  OrderQueue queue({.retry_wait = kWait});
+  queue.Add(Apply("a", 1), kStart);
+  FailNext(queue, kStart);
+  queue.Add(Copy("a"), kStart);
+  const v1::CoordinatorMessage copy = queue.Take(kStart).value();
+  v1::MemberMessage restored;
+  restored.mutable_applied()->set_from_copy(true);
+  restored.mutable_applied()->set_error("the copy is damaged");
+  queue.Finish(copy, {.answer = restored}, kStart);
+  queue.Release(copy);
+  EXPECT_EQ(queue.NextTime(), kStart + kWait) << "the shard is not restored";
+  queue.Add(copy, kStart);
+  ASSERT_TRUE(queue.Take(kStart)->has_copy_shard());
+  restored.mutable_applied()->clear_error();
+  queue.Finish(copy, {.answer = restored}, kStart);
+  queue.Release(copy);
+  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+}
+
 TEST(OrderQueue, CopiesTakeHalfOfTheThreads) {
   OrderQueue queue({.retry_wait = kWait, .max_taken = 4});
   for (const char* const run : {"a", "b", "c"}) queue.Add(Copy(run), kStart);

@@ -39,6 +39,22 @@ class HangingDisk : public MemoryFileSystem {
     }
     return MemoryFileSystem::Rename(from, to);
   }
+  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, Access access) override {
+    if (absl::EndsWith(path, opened_)) {
+      hangs_.Notify();
+      continued_.WaitForNotification();
+    }
+    return MemoryFileSystem::Open(path, access);
+  }
+  absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) override {
+    if (absl::EndsWith(path, opened_)) {
+      hangs_.Notify();
+      continued_.WaitForNotification();
+    }
+    return MemoryFileSystem::Create(path);
+  }
+  // From now on a file with this name is not opened.
+  void HangAtOpen(std::string file) { opened_ = std::move(file); }
   void AwaitHang() const { hangs_.WaitForNotification(); }
   void Continue() {
     if (!continued_.HasBeenNotified()) continued_.Notify();
@@ -46,6 +62,7 @@ class HangingDisk : public MemoryFileSystem {
 
  private:
   const std::string file_;
+  std::string opened_ = "no file";
   absl::Notification hangs_;
   absl::Notification continued_;
 };
@@ -103,6 +120,45 @@ class ParallelOrdersTest : public ::testing::Test {
   std::thread order_;
   absl::StatusOr<v1::Applied> applied_;
 };
+
+// What heartbeats and arriving messages need of the host.
+TEST_F(ParallelOrdersTest, HeartbeatsAndFencesDoNotWaitForFilesThatAreOpened) {
+  Open(first_);
+  Open(second_);
+  const auto does_not_wait = [&] {
+    EXPECT_EQ(host_->CheckFiles(), absl::OkStatus());
+    EXPECT_EQ(host_->States().size(), 2U);
+    host_->Fence(FenceOf(first_.run, 0, first_.generation + 1));
+    EXPECT_EQ(Stage(second_, {}), absl::OkStatus());
+  };
+  disk_.HangAtOpen("run-1/version-0");
+  std::thread pull([&] { EXPECT_TRUE(host_->Pull(PullOf(first_, 0, 0, 15)).ok()); });
+  disk_.AwaitHang();
+  does_not_wait();
+  disk_.Continue();
+  pull.join();
+}
+
+TEST_F(ParallelOrdersTest, HeartbeatsAndFencesDoNotWaitForFilesThatAreCreated) {
+  Open(first_);
+  Open(second_);
+  disk_.HangAtOpen("run-1/stage-1-0-1-0");
+  absl::Status staged;
+  std::thread stage([&] { staged = Stage(first_, {}); });
+  disk_.AwaitHang();
+  // The contribution is fenced before it has a file, which is removed nevertheless.
+  host_->Fence(FenceOf(first_.run, 0, first_.generation + 1));
+  EXPECT_EQ(host_->States().size(), 2U);
+  EXPECT_EQ(Stage(second_, {}), absl::OkStatus());
+  v1::Publish publish;
+  publish.set_run(first_.run);
+  std::thread order([&] { host_->Publish(publish); });
+  disk_.Continue();
+  stage.join();
+  order.join();
+  EXPECT_EQ(RefusalOf(staged), v1::REFUSAL_STALE_GENERATION) << staged;
+  EXPECT_FALSE(disk_.Exists("/data/run-1/stage-1-0-1-0"));
+}
 
 TEST_F(ParallelOrdersTest, RunWhoseDiskHangsStopsNoOtherRun) {
   ASSERT_NO_FATAL_FAILURE(Hang());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <stop_token>
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
@@ -191,6 +192,71 @@ TEST_F(ShardHostTest, DamagedVersionIsNotServed) {
     Restart();
     EXPECT_EQ(host_->States()[0].version(), 1u);
   }
+}
+
+TEST_F(ShardHostTest, RunIsServedWhenItsFilesAreVerified) {
+  Open();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  const uint64_t digest = Apply(MakeApply(run_, 1, {{}})).digest();
+  ASSERT_TRUE(Stage({.round = 2}, Values(2, 15)).ok());
+  std::string damaged = ReadAll(RunPath("version-1"));
+  damaged[damaged.size() - 3] ^= 1;
+  WriteAll(RunPath("version-1"), damaged);
+  const std::vector<std::string> files = Files(RunPath(""));
+
+  verify_ = false;
+  Restart();
+  ASSERT_EQ(host_->States().size(), 1u);
+  EXPECT_EQ(host_->States()[0].version(), 1u) << "as the head says";
+  EXPECT_EQ(host_->States()[0].digest(), digest);
+  EXPECT_EQ(host_->HighestGeneration(), run_.generation);
+  EXPECT_EQ(host_->ReportRun(run_.run).open().lineage(), run_.lineage);
+  // Two versions and a contribution of 15 values.
+  EXPECT_EQ(host_->Unverified().at(run_.run).bytes, 180u);
+  const std::string busy = "busy: the aggregator has started, and 0 of 180 bytes";
+  EXPECT_THAT(host_->Authenticate(Header(run_, {}, 0, 15, kChunkValues)),
+              IsError(absl::StatusCode::kUnavailable, busy));
+  EXPECT_THAT(Pull(0, 0, 15), IsError(absl::StatusCode::kUnavailable, busy));
+  const std::string waits = "0 of 180 bytes of its files are verified";
+  EXPECT_THAT(host_->OpenRun(run_.Open()), IsError(absl::StatusCode::kUnavailable, waits));
+  EXPECT_THAT(host_->Apply(MakeApply(run_, 2, {{}})),
+              IsError(absl::StatusCode::kUnavailable, waits));
+  EXPECT_THAT(host_->CloseRun(run_.run), IsError(absl::StatusCode::kUnavailable, waits));
+  EXPECT_EQ(Files(RunPath("")), files);
+
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_THAT(host_->Verify(run_.run, stop.get_token()), IsError(absl::StatusCode::kCancelled, ""));
+  EXPECT_EQ(host_->Verify("another run"), absl::OkStatus());
+  EXPECT_EQ(host_->Unverified().size(), 1u);
+  EXPECT_EQ(host_->Verify(run_.run), absl::OkStatus());
+  EXPECT_TRUE(host_->Unverified().empty());
+  EXPECT_EQ(host_->States()[0].version(), 0u);
+  EXPECT_THAT(Files(RunPath("")), Contains("version.damaged"));
+  EXPECT_EQ(Open().version(), 0u);
+  EXPECT_EQ(PullAll(0).size(), 15u);
+}
+
+TEST_F(ShardHostTest, RunsThatHaveEndedAreNotVerified) {
+  Open();
+  ASSERT_TRUE(host_->CloseRun(run_.run).ok());
+  verify_ = false;
+  Restart();
+  EXPECT_TRUE(host_->Unverified().empty());
+  EXPECT_TRUE(host_->States()[0].closed());
+  EXPECT_EQ(PullAll(0).size(), 15u);
+}
+
+TEST_F(ShardHostTest, RunIsDeletedBeforeItsFilesAreVerified) {
+  Open();
+  verify_ = false;
+  Restart();
+  v1::DeleteRun order;
+  order.set_run(run_.run);
+  order.set_lineage(run_.lineage);
+  EXPECT_EQ(host_->DeleteRun(order), absl::OkStatus());
+  EXPECT_TRUE(host_->Unverified().empty());
+  EXPECT_TRUE(host_->States().empty());
 }
 
 TEST_F(ShardHostTest, DamagedContributionMayBeRestaged) {

@@ -23,8 +23,11 @@ class ShardHostTest : public ::testing::Test {
   void SetUp() override { Restart(); }
 
   absl::StatusOr<std::unique_ptr<ShardHost>> HostOn(const std::string& folder) {
-    return ShardHost::Open(
-        {.data_dir = folder, .name = "agg-0", .counters = &counters_, .free_bytes = free_bytes_});
+    return ShardHost::Open({.data_dir = folder,
+                            .name = "agg-0",
+                            .counters = &counters_,
+                            .verify = verify_,
+                            .free_bytes = free_bytes_});
   }
 
   void StartOn(const std::string& folder) {
@@ -113,7 +116,8 @@ class ShardHostTest : public ::testing::Test {
   TemporaryFolder folder_;
   SmallRun run_;
   Counters counters_;
-  // Option of the hosts that are started from now on.
+  // Options of the hosts that are started from now on.
+  bool verify_ = true;
   std::function<absl::StatusOr<int64_t>()> free_bytes_;
   std::unique_ptr<ShardHost> host_;
 };

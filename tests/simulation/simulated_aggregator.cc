@@ -26,6 +26,8 @@ constexpr absl::Duration kMaxSlowOrderTime = absl::Seconds(20);
 constexpr absl::Duration kMaxHungOrderTime = absl::Seconds(90);
 // Part of the slow orders that hang.
 constexpr double kHungOrders = 0.1;
+// Largest time until the files of a run are verified.
+constexpr absl::Duration kMaxVerificationTime = absl::Seconds(4);
 // As RoundsServiceOptions.
 constexpr absl::Duration kMaxCallSilence = absl::Seconds(30);
 // No order makes more changes to the disk.
@@ -76,8 +78,11 @@ void SimulatedAggregator::Start(bool move) {
   if (address_.empty() || move) address_ = absl::StrCat(name_, ":", process_);
   world_.Log(name_, "    starts at ", address_);
   if (world_.plant == Plant::kEarlyStaged) disk_.IgnoreSyncs("/stage-");
-  auto host = ShardHost::Open(
-      {.data_dir = kFolder, .name = name_, .counters = &counters_, .files = &disk_});
+  auto host = ShardHost::Open({.data_dir = kFolder,
+                               .name = name_,
+                               .counters = &counters_,
+                               .files = &disk_,
+                               .verify = false});
   if (!host.ok()) {
     world_.Violate(name_, " does not start: ", host.status().ToString());
     return;
@@ -91,7 +96,8 @@ void SimulatedAggregator::Start(bool move) {
   world_.hosts[name_].slow_runs.clear();
   epoch_ = 0;
   failed_applies_.clear();
-  CheckContributions();
+  for (const auto& [run, progress] : host_->Unverified()) orders_->Block(run);
+  VerifyNext();
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
       MembershipLink::Options{
@@ -101,9 +107,36 @@ void SimulatedAggregator::Start(bool move) {
           .on_connection = [](bool) {},
           .heartbeat = [this] { return MakeHeartbeat(); },
           .on_refused = [this] { EndSoon("the coordinator refuses it"); },
-          .epoch = host_->epoch(),
-          .record_epoch = [this](uint64_t epoch) { return RecordEpoch(epoch); }});
+          .epoch = host_->store().epoch(),
+          .record_epoch =
+              [this](uint64_t epoch) {
+                orders_->Begin(epoch);
+                epoch_ = epoch;
+                failed_applies_.clear();
+                return host_->SaveEpoch(epoch).ok();
+              }});
   link_->Start();
+}
+
+void SimulatedAggregator::VerifyNext() {
+  const absl::Time now = world_.timeline.now();
+  HostConditions& host = world_.hosts[name_];
+  const auto unverified = host_->Unverified();
+  if (unverified.empty()) return;
+  const absl::Time end = std::max(now, host.hung_disk) +
+                         world_.dice.Between(absl::ZeroDuration(), kMaxVerificationTime);
+  for (const auto& [run, progress] : unverified) host.NoteSlow(run, end);
+  world_.timeline.At(end, life_, [this] {
+    const std::string run = *orders_->NextBlocked();
+    world_.Count("runs_verified");
+    if (const absl::Status verified = host_->Verify(run); !verified.ok()) {
+      world_.Violate(name_, " cannot verify ", run, ": ", verified.ToString());
+    }
+    orders_->Unblock(run);
+    CheckContributions();
+    Wake();
+    VerifyNext();
+  });
 }
 
 // The kernel outlives the process, but not its host.
@@ -297,13 +330,6 @@ bool SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
   const bool added = orders_->Add(message, world_.timeline.now());
   Wake();
   return added;
-}
-
-bool SimulatedAggregator::RecordEpoch(uint64_t epoch) {
-  orders_->Begin(epoch);
-  epoch_ = epoch;
-  failed_applies_.clear();
-  return host_->SaveEpoch(epoch).ok();
 }
 
 void SimulatedAggregator::Wake() {

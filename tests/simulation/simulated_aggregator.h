@@ -110,8 +110,8 @@ class SimulatedAggregator {
   void Restart(absl::Duration time, bool host_lost);
   // The process ends by itself, and is started again.
   void EndSoon(const std::string& reason);
-  // A coordinator of a higher epoch has sent its first message.
-  bool RecordEpoch(uint64_t epoch);
+  // Verifies the files of one run after the other.
+  void VerifyNext();
   // Adds an order.
   bool OnMessage(const v1::CoordinatorMessage& message);
   // Schedules the next order.
