@@ -12,7 +12,9 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/digest.h"
+#include "server/block_file.h"
 #include "server/client/rounds_client.h"
+#include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
 #include "tests/server/fake_coordinator.h"
 #include "tests/server/testing.h"
@@ -225,6 +227,48 @@ TEST_F(AggregatorTest, ReportsRun) {
   const v1::RunReport report = coordinator_->Receive(v1::MemberMessage::kRunReport).run_report();
   EXPECT_EQ(report.open().lineage(), run_.lineage);
   EXPECT_EQ(report.state().digest(), digest);
+}
+
+TEST_F(AggregatorTest, DamagedBlockIsFoundAfterTheStart) {
+  Start();
+  const uint64_t digest = Open().digest();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  ASSERT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
+  aggregator_.reset();
+  const std::string version = absl::StrCat(folder_.path(), "/", run_.run, "/version-1");
+  std::string bytes = ReadAll(version);
+  bytes[bytes.size() - 3] ^= 1;
+  WriteAll(version, bytes);
+
+  // Its Hello may be sent before that, or after.
+  ASSERT_EQ(Start().shards_size(), 1);
+  const v1::RunOpened opened = Open();
+  EXPECT_EQ(opened.version(), 0u);
+  EXPECT_EQ(opened.digest(), digest);
+  EXPECT_EQ(aggregator_->Ready(), absl::OkStatus());
+}
+
+// A file of a newer format, of which the start does not read the head.
+TEST_F(AggregatorTest, EndsWhenFilesCannotBeVerified) {
+  Start();
+  Open();
+  aggregator_.reset();
+  const std::string frame = absl::StrCat(folder_.path(), "/", run_.run, "/frame-1");
+  std::string meta(40, '\0');
+  meta[4] = 3;
+  ASSERT_TRUE(BlockFile::Create(PosixFileSystem(), frame, {.meta = meta, .block_bytes = 4}).ok());
+  AggregatorOptions options = Options();
+  absl::Notification ended;
+  options.ended = [&] {
+    if (!ended.HasBeenNotified()) ended.Notify();
+  };
+  auto aggregator = Aggregator::Start(options);
+  ASSERT_TRUE(aggregator.ok()) << aggregator.status();
+  ended.WaitForNotification();
+  EXPECT_THAT((*aggregator)->end(), IsError(absl::StatusCode::kFailedPrecondition, frame));
+  EXPECT_THAT((*aggregator)->Ready(), IsError(absl::StatusCode::kFailedPrecondition, frame));
+  aggregator->reset();
+  EXPECT_TRUE(std::filesystem::exists(frame));
 }
 
 TEST_F(AggregatorTest, EndsWhenItsFolderIsRemoved) {

@@ -389,7 +389,10 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
     const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(place.run(), place.group()));
     if (!group || group->generation() != place.generation() ||
         group->members_size() != assignment.peers_size()) {
-      world_.Violate("Assignment ", Describe(place), " differs from the store");
+      const v1::GroupRecord stored = group.value_or(v1::GroupRecord());
+      world_.Violate("Assignment ", Describe(place), " to one of ", assignment.peers_size(),
+                     " differs from the store, which has generation ", stored.generation(), " of ",
+                     stored.members_size());
     }
   } else if (message.has_start()) {
     const v1::RankSlot& place = message.start().place();
