@@ -49,6 +49,12 @@ constexpr RefusedConnection kRefusedConnections[] = {
     {"role \"", "does not exist", absl::StatusCode::kNotFound, "create it (createuser)"},
     {"root certificate file", "does not exist", absl::StatusCode::kFailedPrecondition,
      "set sslrootcert"},
+    {"", "certificate verify failed", absl::StatusCode::kFailedPrecondition,
+     "the authority in sslrootcert must have signed the server's certificate, which must be valid"},
+    {"server certificate for", "does not match host name", absl::StatusCode::kFailedPrecondition,
+     "with sslmode=verify-full, the server's certificate must name the host of the address"},
+    {"", "server does not support SSL", absl::StatusCode::kFailedPrecondition,
+     "set ssl = on in the server's postgresql.conf, and its certificate"},
 };
 
 // What an SQLSTATE means here; its prefix is compared.
@@ -141,15 +147,18 @@ absl::StatusOr<std::unique_ptr<PostgresConnection>> PostgresConnection::Connect(
   const SteadyClock clock;
   const absl::Time until = clock.Now() + timeout;
   std::vector<std::string> reasons;
+  // That of a host which may be reached later; otherwise that of the last refusal.
+  absl::StatusCode code = absl::StatusCode::kOk;
   for (size_t i = 0; i < hosts.size(); ++i) {
     const absl::Time now = clock.Now();
     const absl::Duration left = std::max(until - now, absl::ZeroDuration());
     auto opened =
         ConnectTo(url, hosts[i], timeout, now + left / static_cast<int64_t>(hosts.size() - i));
-    if (!absl::IsUnavailable(opened.status())) return opened;
+    if (opened.ok()) return opened;
+    if (code != absl::StatusCode::kUnavailable) code = opened.status().code();
     reasons.emplace_back(opened.status().message());
   }
-  return absl::UnavailableError(absl::StrJoin(reasons, "; "));
+  return absl::Status(code, absl::StrJoin(reasons, "; "));
 }
 
 absl::StatusOr<std::vector<PostgresConnection::Host>> PostgresConnection::HostsOf(

@@ -45,9 +45,10 @@ class PostgresConnection {
 
   // `url`: as for libpq; the environment and ~/.pgpass complete it. `timeout`: limit of this call,
   // of which each of several hosts that are left has an equal part. Errors, with the database and,
-  // if there is one, a remedy: InvalidArgument for a malformed URL; PermissionDenied, NotFound or
-  // FailedPrecondition if the database refuses the user, does not exist, or a file of credentials
-  // is missing; Unavailable.
+  // if there is one, a remedy: InvalidArgument for a malformed URL; Unavailable if a host may be
+  // reached later; otherwise PermissionDenied, NotFound or FailedPrecondition if the database
+  // refuses the user or does not exist, a file of credentials is missing, or the server does not
+  // offer the TLS that the URL demands.
   static absl::StatusOr<std::unique_ptr<PostgresConnection>> Connect(const std::string& url,
                                                                      absl::Duration timeout);
   ~PostgresConnection();

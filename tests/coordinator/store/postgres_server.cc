@@ -76,12 +76,15 @@ PostgresServer::~PostgresServer() {
   if (process_.has_value()) Kill();
 }
 
+void PostgresServer::Own(const std::string& path) {
+  if (geteuid() != 0) return;
+  const passwd* const user = getpwnam("nobody");
+  ASSERT_NE(user, nullptr);
+  ASSERT_EQ(chown(path.c_str(), user->pw_uid, user->pw_gid), 0);
+}
+
 void PostgresServer::Create() {
-  if (geteuid() == 0) {
-    const passwd* const user = getpwnam("nobody");
-    ASSERT_NE(user, nullptr);
-    ASSERT_EQ(chown(folder_.path().c_str(), user->pw_uid, user->pw_gid), 0);
-  }
+  Own(folder_.path());
   const std::string password = folder_.Write("password", kPassword);
   std::filesystem::permissions(password, std::filesystem::perms::all);
   ProcessOptions init =
@@ -97,11 +100,22 @@ void PostgresServer::Create() {
   Run(create);
 }
 
+void PostgresServer::StartWithTls(const KeyPair& certificate) {
+  Stop();
+  Own(folder_.Write("data/server.crt", certificate.certificate));
+  const std::string key = folder_.Write("data/server.key", certificate.key);
+  std::filesystem::permissions(key, std::filesystem::perms::owner_read);
+  Own(key);
+  tls_ = true;
+  Start();
+}
+
 void PostgresServer::Start() {
   ProcessOptions server =
       Command("postgres", {"-D", folder_ / "data", "-p", absl::StrCat(port_), "-c",
                            "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c",
                            "shared_buffers=16MB", "-c", "max_connections=40", "-c",
+                           tls_ ? "ssl=on" : "ssl=off", "-c",
                            // Nothing here loses the page cache, and slow disks delay no beat.
                            "fsync=off"});
   server.log = folder_ / "postgres.log";

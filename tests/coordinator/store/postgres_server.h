@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "base/certificate.h"
 #include "cli/process.h"
 #include "tests/base/temporary_folder.h"
 
@@ -28,6 +29,8 @@ class PostgresServer {
   void Stop();
   // Starts it again on the same port, and waits until it accepts connections.
   void Start();
+  // Ends it, and starts it with this certificate; connections may then use TLS.
+  void StartWithTls(const KeyPair& certificate);
 
   // The address of a database, with the user's password or with another one.
   std::string Url(const std::string& database = "cadre",
@@ -41,12 +44,15 @@ class PostgresServer {
   // A command that runs a program of PostgreSQL as the server's user.
   static ProcessOptions Command(const std::string& program, std::vector<std::string> arguments);
   void Run(const ProcessOptions& command) const;
+  // Gives a file or folder to the server's user.
+  static void Own(const std::string& path);
   void Create();
   // Sends the signal and waits for the end.
   void End(int signal);
 
   const TemporaryFolder folder_;
   int port_ = 0;
+  bool tls_ = false;
   std::optional<Process> process_;
 };
 
