@@ -75,6 +75,7 @@ absl::StatusOr<bool> Failover::AwaitLead() {
   while (true) {
     const absl::Time begin = clock.Now();
     const absl::StatusOr<Leader> leader = row_.Read();
+    options_.on_read(leader.ok());
     if (!leader.ok() && !absl::IsUnavailable(leader.status())) return leader.status();
     std::string text;
     if (!leader.ok()) {

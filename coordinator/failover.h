@@ -28,6 +28,9 @@ class Failover {
     std::string address;
     // A file for a backup while it is sent.
     std::string backup_path;
+    // Called when the coordinator has read the row of the leader, or has failed to: only one that
+    // reads it can take the lead.
+    std::function<void(bool read)> on_read;
     // Waits this long at most. Returns whether the process has to end.
     std::function<bool(absl::Duration)> wait;
   };

@@ -2,6 +2,7 @@
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -93,6 +94,9 @@ constexpr Program kProgram{.name = "cadre-coordinator",
                            .version = kVersion,
                            .source = "coordinator/main.cc"};
 
+// Health checks for this service ask whether the coordinator leads or could take the lead. It could
+// not if it does not reach the shared database; restarting it would not help.
+constexpr char kReadiness[] = "readiness";
 constexpr absl::Duration kDrain = absl::Seconds(3);
 // A loop that does not answer in this time is not ready.
 constexpr absl::Duration kReadTimeout = absl::Seconds(2);
@@ -170,8 +174,9 @@ absl::Status Ready(CoordinatorService& service) {
   return service.Read([](const Machine&, absl::Time) {}, kReadTimeout);
 }
 
+// `can_lead`: whether a coordinator that does not lead can take the lead.
 void Collect(CoordinatorService& service, const Daemon& daemon, const Credentials& credentials,
-             Metrics& metrics) {
+             bool can_lead, Metrics& metrics) {
   service
       .Read([&](const Machine& machine, absl::Time now) { CollectMachine(machine, now, metrics); },
             kReadTimeout)
@@ -187,7 +192,13 @@ void Collect(CoordinatorService& service, const Daemon& daemon, const Credential
                          "Time to make a transaction of the store durable.",
                          loop->commits().Read());
   }
-  if (!IsPostgresUrl(FLAGS_store)) metrics.AddDisk(FLAGS_store);
+  if (IsPostgresUrl(FLAGS_store)) {
+    metrics.Gauge("cadre_coordinator_standby",
+                  "Whether this coordinator stands by and reaches the shared database.",
+                  loop == nullptr && can_lead ? 1 : 0);
+  } else {
+    metrics.AddDisk(FLAGS_store);
+  }
   AddCertificate(credentials, metrics);
   daemon.calls().Collect(metrics);
 }
@@ -239,13 +250,17 @@ Loop::Options ServiceOptions(const Planning& planning, Failure& failure) {
 
 // The folder of temporary files receives the backups of a shared database, under a name that other
 // users cannot predict.
-Failover::Options FailoverOptions(const Daemon& daemon) {
+Failover::Options FailoverOptions(Daemon& daemon, std::atomic<bool>& can_lead) {
   std::random_device entropy;
   const std::string name = absl::StrFormat("cadre-coordinator-%08x%08x%08x%08x.backup", entropy(),
                                            entropy(), entropy(), entropy());
   return {.url = FLAGS_store,
           .address = FLAGS_advertise.empty() ? daemon.address() : FLAGS_advertise,
           .backup_path = std::filesystem::temp_directory_path() / name,
+          .on_read =
+              [&](bool read) {
+                if (can_lead.exchange(read) != read) daemon.SetServing(kReadiness, read);
+              },
           .wait = [](absl::Duration limit) { return WaitForTermination(limit) != 0; }};
 }
 
@@ -275,14 +290,15 @@ absl::Status Serve(const Credentials& credentials) {
   DaemonOptions server = ServerOptions(FLAGS_listen, credentials);
   server.bulk_data = false;
   CADRE_ASSIGN_OR_RETURN(const auto daemon, Daemon::Start(server, service.services()));
-  CADRE_ASSIGN_OR_RETURN(
-      auto metrics,
-      kProgram.StartMetrics([&] { return Ready(service); },
-                            [&](Metrics& all) { Collect(service, *daemon, credentials, all); }));
+  std::atomic<bool> can_lead = !shared;
+  daemon->SetServing(kReadiness, can_lead);
+  const auto collect = [&](Metrics& all) { Collect(service, *daemon, credentials, can_lead, all); };
+  CADRE_ASSIGN_OR_RETURN(auto metrics,
+                         kProgram.StartMetrics([&] { return Ready(service); }, collect));
   CADRE_ASSIGN_OR_RETURN(auto dashboard, StartDashboard(service));
   LOG(INFO) << "listening on " << daemon->address() << ", store "
             << (shared ? "in a shared database" : FLAGS_store);
-  if (shared) failover.emplace(FailoverOptions(*daemon), service);
+  if (shared) failover.emplace(FailoverOptions(*daemon, can_lead), service);
   const absl::Status served = ServeUntilEnd(failover.has_value() ? &*failover : nullptr);
   LOG(INFO) << "stopping";
   metrics.reset();

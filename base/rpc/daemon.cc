@@ -6,7 +6,6 @@
 #include "base/rpc/daemon.h"
 
 #include <grpcpp/generic/async_generic_service.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
 #include <pthread.h>
@@ -157,14 +156,24 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
                                             absl::StrCat(listen.host, ":", port), port));
 }
 
-void Daemon::Drain(absl::Duration grace) {
-  if (server_ == nullptr) return;
+std::vector<grpc::HealthCheckServiceInterface*> Daemon::HealthServices() const {
+  std::vector<grpc::HealthCheckServiceInterface*> services;
   for (grpc::Server* server : {server_.get(), health_ ? health_->server.get() : nullptr}) {
     if (server == nullptr) continue;
     if (auto* health = server->GetHealthCheckService(); health != nullptr) {
-      health->SetServingStatus(false);
+      services.push_back(health);
     }
   }
+  return services;
+}
+
+void Daemon::SetServing(const std::string& service, bool serving) {
+  for (auto* health : HealthServices()) health->SetServingStatus(service, serving);
+}
+
+void Daemon::Drain(absl::Duration grace) {
+  if (server_ == nullptr) return;
+  for (auto* health : HealthServices()) health->SetServingStatus(false);
   server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   server_->Wait();
   server_.reset();

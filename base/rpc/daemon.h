@@ -8,6 +8,7 @@
 //   daemon->Drain(absl::Seconds(3));
 #pragma once
 
+#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/server.h>
 
@@ -72,6 +73,10 @@ class Daemon {
   // The calls of the server since its start.
   const CallMetrics& calls() const { return *calls_; }
 
+  // What health checks for this service answer from now on, on both ports. A check without a name
+  // is for the process, which serves until it drains. Requires: Drain has not been called.
+  void SetServing(const std::string& service, bool serving);
+
   // Sets the health status to NOT_SERVING and cancels calls that do not end within `grace`.
   void Drain(absl::Duration grace);
 
@@ -83,6 +88,8 @@ class Daemon {
          std::unique_ptr<HealthServer> health, std::string address, int port);
   static absl::StatusOr<std::unique_ptr<HealthServer>> StartHealthServer(
       const std::string& address);
+  // Those of both ports.
+  std::vector<grpc::HealthCheckServiceInterface*> HealthServices() const;
 
   const std::unique_ptr<CallMetrics> calls_;
   std::unique_ptr<grpc::Server> server_;

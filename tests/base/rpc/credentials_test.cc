@@ -24,6 +24,7 @@
 #include "base/rpc/grpc_channel.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "tests/base/expect.h"
+#include "tests/base/rpc/health_check.h"
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
@@ -281,6 +282,10 @@ TEST_F(CredentialsTest, HealthPortOffersHealthChecksOnly) {
   EXPECT_EQ(Serving(*channel), grpc::StatusCode::OK);
   EXPECT_EQ(Serving(*MakeChannel((*daemon)->address(), Plane::kControl)),
             grpc::StatusCode::UNAVAILABLE);
+  (*daemon)->SetServing("readiness", false);
+  EXPECT_FALSE(IsServing(address, "readiness").value());
+  (*daemon)->SetServing("readiness", true);
+  EXPECT_TRUE(IsServing(address, "readiness").value());
 }
 
 TEST_F(CredentialsTest, FilesThatDoNotMatchAreNamed) {

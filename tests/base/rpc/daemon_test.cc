@@ -2,7 +2,6 @@
 #include "base/rpc/daemon.h"
 
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -23,6 +22,7 @@
 #include "base/rpc/grpc_channel.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "tests/base/expect.h"
+#include "tests/base/rpc/health_check.h"
 #include "tests/base/rpc/slow_relay.h"
 #include "tests/base/temporary_folder.h"
 
@@ -67,30 +67,6 @@ grpc::Status Stop(grpc::Channel& channel, const std::string& run, const std::str
   return v1::Runs::NewStub(borrowed)->Stop(&context, request, &reply);
 }
 
-// Calls the health service for the whole server. The request is empty and the reply has one enum in
-// field 1, so no message types are needed.
-absl::StatusOr<std::string> Health(const std::string& address) {
-  grpc::GenericStub stub(MakeChannel(address, Plane::kControl));
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
-  grpc::CompletionQueue queue;
-  const grpc::Slice nothing("");
-  const grpc::ByteBuffer request(&nothing, 1);
-  auto call = stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request, &queue);
-  call->StartCall();
-  grpc::ByteBuffer reply;
-  grpc::Status status;
-  call->Finish(&reply, &status, &queue);
-  void* tag = nullptr;
-  bool ok = false;
-  queue.Next(&tag, &ok);
-  if (!status.ok()) return absl::UnavailableError(status.error_message());
-  grpc::Slice bytes;
-  if (!reply.TrySingleSlice(&bytes).ok()) return absl::InternalError("several slices");
-  return std::string(reinterpret_cast<const char*>(bytes.begin()), bytes.size());
-}
-constexpr char kServing[] = "\x08\x01";
-
 std::unique_ptr<Daemon> StartOrDie(grpc::Service* service) {
   auto daemon = Daemon::Start({}, {service});
   EXPECT_TRUE(daemon.ok()) << daemon.status();
@@ -109,9 +85,20 @@ TEST(DaemonTest, ServesOnFreePort) {
 TEST(DaemonTest, HealthIsServing) {
   FakeRuns service;
   const auto daemon = StartOrDie(&service);
-  const auto health = Health(daemon->address());
-  ASSERT_TRUE(health.ok()) << health.status();
-  EXPECT_EQ(*health, kServing);
+  const auto health = IsServing(daemon->address());
+  ASSERT_THAT(health, IsOk());
+  EXPECT_TRUE(*health);
+}
+
+TEST(DaemonTest, HealthOfANamedService) {
+  FakeRuns service;
+  const auto daemon = StartOrDie(&service);
+  EXPECT_THAT(IsServing(daemon->address(), "readiness"), IsError(absl::StatusCode::kNotFound, ""));
+  for (const bool serving : {false, true, false}) {
+    daemon->SetServing("readiness", serving);
+    EXPECT_EQ(IsServing(daemon->address(), "readiness").value(), serving);
+    EXPECT_TRUE(IsServing(daemon->address()).value());
+  }
 }
 
 TEST(DaemonTest, ServesSeveralServices) {
@@ -169,7 +156,7 @@ TEST(DaemonTest, StartChecksListenAddress) {
   const auto daemon = Daemon::Start({.listen = "LOCALHOST:0", .insecure = true}, {&service});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   EXPECT_THAT((*daemon)->address(), StartsWith("LOCALHOST:"));
-  EXPECT_TRUE(Health(absl::StrCat("127.0.0.1:", (*daemon)->port())).ok());
+  EXPECT_TRUE(IsServing(absl::StrCat("127.0.0.1:", (*daemon)->port())).ok());
 }
 
 class PortFileTest : public ::testing::Test {
@@ -216,7 +203,7 @@ TEST(DrainTest, CallsInFlightEndWithinGrace) {
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_TRUE(drained.WaitForNotificationWithTimeout(kPatience));
   drainer.join();
-  EXPECT_FALSE(Health(daemon->address()).ok());
+  EXPECT_FALSE(IsServing(daemon->address()).ok());
 }
 
 TEST(DrainTest, CancelsCallsAfterGrace) {
