@@ -22,9 +22,9 @@ DEFINITIONS = {
 }
 # Flags of every program, and of programs of others that the documentation calls.
 OTHERS = {
-    "help", "version", "logtostderr", "flagfile", "verbose", "build-arg", "target", "cpu-manager-policy",
-    "topology-manager-policy", "ntasks-per-node", "cpus-per-task", "from-file", "namespace", "set", "now", "unit",
-    "reference", "nproc-per-node", "descriptor-set-out", "install", "ulimit", "pids-limit", "max-restarts", "standalone",
+    "help", "version", "logtostderr", "flagfile", "fromenv", "verbose", "build-arg", "target", "cpu-manager-policy",
+    "topology-manager-policy", "ntasks-per-node", "cpus-per-task", "from-file", "from-literal", "namespace", "set", "now",
+    "unit", "reference", "nproc-per-node", "descriptor-set-out", "install", "ulimit", "pids-limit", "max-restarts", "standalone",
     "no",  # --no-FLAG
 }
 

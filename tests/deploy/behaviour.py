@@ -1,6 +1,6 @@
 """Rules for what the objects do on a cluster: which pods return, what an update may change, which names resolve.
 
-    problems = check(objects, drained, alerts) + check_update(old, new)
+    problems = check(objects, drained, alerts, readiness) + check_update(old, new)
 
 They apply the documented rules of the Kubernetes controllers to the rendered objects; no cluster is needed.
 """
@@ -138,12 +138,71 @@ def check_names(objects):
         flags = flags_of(container)
         for flag in ("coordinator", "advertise"):
             value = flags.get(flag, "")
-            if ".svc" in value or value.count(".") > 1:
+            if any(".svc" in address or address.count(".") > 1 for address in value.split(",")):
                 yield f"{label(workload)}: --{flag} names a namespace, so it fails in all others"
             if flag == "advertise" and "_IP)" in value:
                 yield f"{label(workload)}: an IPv6 address in --advertise lacks its brackets"
         if not flags["listen"].startswith("[::]:"):
             yield f"{label(workload)}: --listen must accept IPv4 and IPv6: [::]:PORT"
+
+
+def check_coordinators(objects, readiness):
+    """One coordinator has a file, several share a database. `readiness`: the health check of one that may lead."""
+    for workload in manifests.workloads(objects):
+        if component(workload) != "coordinator":
+            continue
+        spec, name, container = workload["spec"], label(workload), containers(workload)[0]
+        flags = flags_of(container)
+        hosts = [f"{workload['metadata']['name']}-{i}.{spec['serviceName']}" for i in range(spec["replicas"])]
+        shared = manifests.shares_store(workload)
+        if not shared:
+            hosts = [spec["serviceName"]]
+            if spec["replicas"] != 1:
+                yield f"{name}: each coordinator would lead with a store of its own"
+        else:
+            yield from check_standbys(objects, workload, readiness)
+        if "://" in " ".join(container["args"]):
+            yield f"{name}: the address of the database, with its password, must not be an argument"
+        if shared and flags.get("advertise") != f"$(POD_NAME).{spec['serviceName']}:7000":
+            yield f"{name}: --advertise is not the name of the pod"
+        addresses = ",".join(f"{host}:7000" for host in hosts)
+        for member in manifests.workloads(objects):
+            if member is not workload and flags_of(containers(member)[0])["coordinator"] != addresses:
+                yield f"{label(member)}: --coordinator must be {addresses}"
+
+
+def check_standbys(objects, workload, readiness):
+    spec, name, container = workload["spec"], label(workload), containers(workload)[0]
+    sources = {v["name"]: v.get("valueFrom", {}) for v in container["env"]}
+    if "secretKeyRef" not in sources.get("FLAGS_store", {}):
+        yield f"{name}: the address of the database must come from a Secret"
+    if spec.get("volumeClaimTemplates"):
+        yield f"{name}: a coordinator with a shared database needs no volume"
+    # With the check of the process, an update would go on to the next coordinator before this one could lead.
+    if container["readinessProbe"]["grpc"].get("service") != readiness:
+        yield f"{name}: readinessProbe must ask for the service {readiness}"
+    for probe in ("startupProbe", "livenessProbe"):
+        if "service" in container[probe]["grpc"]:
+            yield f"{name}: {probe} would end a process that waits for the database"
+    constraints = template(workload)["spec"].get("topologySpreadConstraints", [])
+    apart = {(c["topologyKey"], c["whenUnsatisfiable"], c.get("nodeTaintsPolicy")) for c in constraints}
+    if ("kubernetes.io/hostname", "DoNotSchedule", "Honor") not in apart:
+        yield f"{name}: one node may have all coordinators"
+    for service in of_kind(objects, "Service"):
+        if service["spec"].get("clusterIP") != "None" and workload in manifests.selected(
+            objects, service["spec"]["selector"]
+        ):
+            yield f"{label(service)}: leads to standbys, which refuse calls"
+    ports = [
+        port["port"]
+        for policy in of_kind(objects, "NetworkPolicy")
+        if workload in manifests.selected(objects, policy["spec"]["podSelector"].get("matchLabels", {}))
+        for rule in policy["spec"].get("egress", [])
+        if not rule.get("to")
+        for port in rule.get("ports", [])
+    ]
+    if not ports:
+        yield f"{name}: no network policy allows connections to the database"
 
 
 def check_certificates(objects):
@@ -210,7 +269,7 @@ def check_monitoring(objects):
         (peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"], port["port"])
         for policy in of_kind(objects, "NetworkPolicy")
         for rule in policy["spec"].get("ingress", [])
-        for peer in rule["from"]
+        for peer in rule.get("from", [])
         if "namespaceSelector" in peer
         for port in rule["ports"]
     }
@@ -243,12 +302,13 @@ def check_alerts(objects, alerts):
             yield f"{label(rules)}: differs from deploy/monitoring/alerts.yaml"
 
 
-def check(objects, drained, alerts):
+def check(objects, drained, alerts, readiness):
     objects = manifests.with_jobs(objects)
     problems = [
         *check_returning(objects, drained),
         *check_gpu(objects),
         *check_alerts(objects, alerts),
+        *check_coordinators(objects, readiness),
     ]
     for step in (
         check_job_sets,

@@ -62,8 +62,26 @@ class ChartTest(unittest.TestCase):
         rendered = template(certManager=True, checkpoints={"enabled": True})
         self.assertEqual(by_name(rendered), by_name(RULES.overlay(text)))
 
+    def test_database_renders_the_standby_coordinators(self):
+        text = (
+            "resources: [../base, ../worker, ../worker-network]\nnamespace: cadre\n"
+            "components: [../components/standby-coordinators]\n"
+        )
+        rendered = template(coordinator={"replicas": 2, "database": {"secret": "cadre-database"}})
+        self.assertEqual(by_name(rendered), by_name(RULES.overlay(text)))
+
+    def test_database_has_another_secret_and_port(self):
+        rendered = by_name(template(coordinator={"replicas": 3, "database": {"secret": "mine", "port": 6432}}))
+        policy = rendered["NetworkPolicy/coordinator-database"]["spec"]
+        self.assertEqual(policy["egress"], [{"ports": [{"protocol": "TCP", "port": 6432}]}])
+        text = json.dumps(rendered["StatefulSet/cadre-coordinator"])
+        self.assertNotIn("cadre-database", text)
+        self.assertEqual(text.count('"mine"'), 2)
+
     def test_other_values_are_valid(self):
         variants = (
+            {"coordinator": {"replicas": 3, "database": {"secret": "mine"}}, "workers": {"gpu": True}},
+            {"coordinator": {"database": {"secret": "mine"}}, "checkpoints": {"enabled": True}},
             {"aggregators": {"replicas": 5, "storage": "1Ti"}, "certManager": True},
             {"workers": {"replicas": 100, "threads": 16}},
             {"workers": {"gpu": True}, "checkpoints": {"enabled": True, "storageClass": "shared"}},
@@ -88,6 +106,9 @@ class ChartTest(unittest.TestCase):
             {"aggregators": {"replicas": "two"}},
             {"coordinator": {"args": ["listen"]}},
             {"coordinator": {"storage": "lots"}},
+            {"coordinator": {"replicas": 2}},
+            {"coordinator": {"replicas": 0}},
+            {"coordinator": {"database": {"secret": "mine", "port": 0}}},
         ):
             with self.subTest(values), self.assertRaisesRegex(ValueError, "schema|values"):
                 template(**values)

@@ -242,7 +242,7 @@ def check_ports(objects):
 
 
 def check_addresses(objects):
-    """SERVICE:PORT in a flag must lead to a headless Service of the same namespace that has the port."""
+    """[POD.]SERVICE:PORT in a flag must lead to a headless Service of the same namespace that has the port."""
     for workload, container in pods(objects):
         variables = {variable["name"] for variable in container.get("env", [])}
         if workload["spec"].get("completionMode") == "Indexed":
@@ -252,18 +252,39 @@ def check_addresses(objects):
                 yield f"{label(workload)}: {argument}: undefined variable {name}"
             if not argument.startswith(("--coordinator=", "--advertise=")):
                 continue
-            match = re.search(r"=(\$\(POD_NAME\)\.)?([\w-]+):(\d+)$", argument)
-            service = match and find(objects, "Service", match[2])
             if workload["kind"] == "Job" and argument.startswith("--advertise="):
                 continue  # JobSet makes the Service
-            if not service:
-                yield f"{label(workload)}: {argument}: no such Service"
-            elif int(match[3]) not in [port["port"] for port in service["spec"]["ports"]]:
-                yield f"{label(workload)}: {argument}: the Service has no such port"
-            elif match[1] and workload["spec"].get("serviceName") != match[2]:
-                yield f"{label(workload)}: {argument}: the Service does not name its pods"
-            elif service["spec"].get("clusterIP") != "None":
-                yield f"{label(workload)}: {argument}: unready pods cannot be reached by this Service"
+            for address in argument.partition("=")[2].split(","):
+                problem = address_problem(objects, workload, address)
+                if problem:
+                    yield f"{label(workload)}: {argument}: {problem}"
+
+
+def owner_of(objects, pod, workload):
+    """The StatefulSet that has this pod; `workload` for a pod that names itself."""
+    if pod == "$(POD_NAME)":
+        return workload
+    name, _, index = pod.rpartition("-")
+    owner = find(objects, "StatefulSet", name)
+    return owner if owner and int(index) < owner["spec"]["replicas"] else None
+
+
+def address_problem(objects, workload, address):
+    match = re.fullmatch(r"(?:(\$\(POD_NAME\)|[\w-]+-\d+)\.)?([\w-]+):(\d+)", address)
+    service = match and find(objects, "Service", match[2])
+    if not service:
+        return "no such Service"
+    if int(match[3]) not in [port["port"] for port in service["spec"]["ports"]]:
+        return "the Service has no such port"
+    if match[1]:
+        owner = owner_of(objects, match[1], workload)
+        if owner is None:
+            return f"there is no pod {match[1]}"
+        if owner["spec"].get("serviceName") != match[2]:
+            return "the Service does not name its pods"
+    if service["spec"].get("clusterIP") != "None":
+        return "unready pods cannot be reached by this Service"
+    return None
 
 
 def check_programs(objects, flags, drain_seconds):
@@ -272,6 +293,12 @@ def check_programs(objects, flags, drain_seconds):
         program, given = container["command"][0], flags_of(container)
         for name in given.keys() - flags.get(program, set()):
             yield f"{label(workload)}: {program} has no flag --{name}"
+        variables = {variable["name"] for variable in container.get("env", [])}
+        for name in filter(None, given.get("fromenv", "").split(",")):
+            if name not in flags.get(program, set()):
+                yield f"{label(workload)}: {program} has no flag --{name}, which --fromenv names"
+            elif f"FLAGS_{name}" not in variables:
+                yield f"{label(workload)}: --fromenv={name} needs the variable FLAGS_{name}"
         if "insecure" in given or not given.get("tls"):
             yield f"{label(workload)}: {program} must use --tls"
         mounts = {mount["mountPath"]: mount for mount in container.get("volumeMounts", [])}
@@ -356,12 +383,28 @@ def edges(objects, direction):
         for policy in of_kind(objects, "NetworkPolicy")
         if direction.title() in policy["spec"].get("policyTypes", [])
         for rule in policy["spec"].get(direction, [])
-        for peer in rule["from" if direction == "ingress" else "to"]
+        for peer in rule.get("from" if direction == "ingress" else "to", [])
         if peer.keys() == {"podSelector"}  # not DNS, not Prometheus
         for port in rule["ports"]
         for own in components(objects, policy["spec"]["podSelector"])
         for other in components(objects, peer["podSelector"])
     }
+
+
+def shares_store(workload):
+    """Whether the pods of a workload are coordinators that share a database."""
+    return "store" in flags_of(containers(workload)[0]).get("fromenv", "").split(",")
+
+
+def check_peers(objects):
+    """A rule without peers allows all of them: coordinators may connect to their database, wherever it is."""
+    for policy in of_kind(objects, "NetworkPolicy"):
+        own = components(objects, policy["spec"]["podSelector"])
+        database = own == {"coordinator"} and any(shares_store(w) for w in workloads(objects))
+        for direction, peers in (("ingress", "from"), ("egress", "to")):
+            for rule in policy["spec"].get(direction, []):
+                if not rule.get(peers) and not (direction == "egress" and database and rule.get("ports")):
+                    yield f"{label(policy)}: a rule for {direction} allows all peers"
 
 
 def check_network(objects):
@@ -404,6 +447,7 @@ def check(objects, packages, flags, drain_seconds, versions=API_VERSIONS):
         check_resources,
         check_security,
         check_network,
+        check_peers,
     )
     problems = list(check_schema(objects, packages, versions))
     if not problems:

@@ -17,6 +17,7 @@ class Rules:
         self.folder = root / "deploy/kubernetes"
         self.flags = programs.flags(root)
         self.drain_seconds = programs.drain_seconds(root)
+        self.readiness = programs.readiness(root)
         worker = (root / "worker/main.cc").read_text()
         # The exit code of a worker after SIGTERM.
         self.drained = int(re.search(r"kExitDrained = (\d+);", worker)[1])
@@ -42,4 +43,4 @@ class Rules:
         return self.problems(objects, manifests.API_VERSIONS[-1:])
 
     def behaviours(self, objects):
-        return behaviour.check(objects, self.drained, self.alerts)
+        return behaviour.check(objects, self.drained, self.alerts, self.readiness)

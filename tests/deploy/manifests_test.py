@@ -32,11 +32,14 @@ VARIANTS = {
     "components: [../components/cert-manager]\n",
     "checkpoints": "resources: [../base, ../worker, ../worker-network]\nnamespace: cadre\n"
     "components: [../components/checkpoints, ../components/existing-store]\n",
+    "standbys": "resources: [../gpu, ../worker, ../worker-network]\nnamespace: elsewhere\n"
+    "components: [../components/standby-coordinators, ../components/monitoring]\n",
     "all": "resources: [../gpu, ../worker, ../worker-network]\nnamespace: elsewhere\n"
     "components: [../components/cert-manager, ../components/checkpoints, ../components/monitoring]\n",
 }
 
 JOB_SET_OVERLAY = "resources: [../examples/jobset]\n"
+JOB_SET_STANDBYS = JOB_SET_OVERLAY + "namespace: cadre\ncomponents: [../components/standby-coordinators]\n"
 
 
 class RepositoryTest(unittest.TestCase):
@@ -52,6 +55,7 @@ class RepositoryTest(unittest.TestCase):
                 "components/checkpoints",
                 "components/existing-store",
                 "components/monitoring",
+                "components/standby-coordinators",
                 "examples/jobset",
                 "gpu",
                 "gpu/worker",
@@ -64,7 +68,7 @@ class RepositoryTest(unittest.TestCase):
             self.assertEqual(problems(objects) + behaviours(objects), [], name)
 
     def test_every_variant(self):
-        for name, text in VARIANTS.items():
+        for name, text in {**VARIANTS, "standbys of a job set": JOB_SET_STANDBYS}.items():
             with self.subTest(name):
                 objects = overlay(text)
                 self.assertEqual(problems(objects) + behaviours(objects), [])
@@ -97,7 +101,7 @@ class RepositoryTest(unittest.TestCase):
             listed = (folder / "kustomization.yaml").read_text()
             for path in folder.glob("*.yaml"):
                 if path.name != "kustomization.yaml":
-                    self.assertIn(f"- {path.name}\n", listed)
+                    self.assertRegex(listed, rf"(- |path: ){path.name}\n")
 
     def test_gpu_overlay_adds_gpu_workers_only(self):
         base, gpu = render(FOLDER), render(FOLDER / "gpu")
@@ -275,6 +279,35 @@ BEHAVIOURS = [
 ]
 
 
+# As the two lists above, for coordinators that share a database.
+STANDBYS_POLICY = "NetworkPolicy/coordinator-database"
+HEADLESS = "cadre-coordinator-headless:7000"
+STANDBYS = [
+    (COORDINATOR, MAIN + "args.1", "--fromenv=stor", "has no flag --stor, which --fromenv names"),
+    (COORDINATOR, MAIN + "args.1", "--fromenv=store,lease_ms", "needs the variable FLAGS_lease_ms"),
+    (COORDINATOR, MAIN + "args.+", "--store=postgresql://cadre:secret@db/cadre", "must not be an argument"),
+    (COORDINATOR, MAIN + "args.1", "--store=/tmp/coordinator.db", "with a store of its own"),
+    (COORDINATOR, MAIN + "args.2", f"--advertise={HEADLESS}", "--advertise is not the name of the pod"),
+    (COORDINATOR, MAIN + "env.1", {"name": "FLAGS_store", "value": "postgresql://db"}, "must come from a Secret"),
+    (COORDINATOR, MAIN + "readinessProbe.grpc.service", DELETE, "must ask for the service readiness"),
+    (COORDINATOR, MAIN + "readinessProbe.grpc.service", "ready", "must ask for the service readiness"),
+    (COORDINATOR, MAIN + "livenessProbe.grpc.service", "readiness", "would end a process that waits"),
+    (COORDINATOR, POD + "topologySpreadConstraints.0", DELETE, "one node may have all coordinators"),
+    (COORDINATOR, "spec.podManagementPolicy", "OrderedReady", "must start in parallel"),
+    (COORDINATOR, "spec.volumeClaimTemplates", [{"metadata": {"name": "store"}, "spec": {}}], "needs no volume"),
+    (COORDINATOR, "spec.replicas", 3, "cadre-aggregator: --coordinator must be"),
+    (COORDINATOR, "spec.replicas", 1, "there is no pod cadre-coordinator-1"),
+    (AGGREGATOR, MAIN + "args.2", f"--coordinator={HEADLESS}", "--coordinator must be cadre-coordinator-0."),
+    (AGGREGATOR, MAIN + "args.2", f"--coordinator=cadre-worker-0.{HEADLESS}", "does not name its pods"),
+    (AGGREGATOR, MAIN + "args.2", f"--coordinator=a-0.{HEADLESS}", "there is no pod a-0"),
+    (STANDBYS_POLICY, "spec.egress", [], "no network policy allows connections to the database"),
+    (STANDBYS_POLICY, "spec.egress.0", {}, "a rule for egress allows all peers"),
+    (STANDBYS_POLICY, "spec.podSelector.matchLabels", {"app.kubernetes.io/name": "cadre"}, "allows all peers"),
+    ("NetworkPolicy/coordinator", "spec.ingress.0.from", DELETE, "a rule for ingress allows all peers"),
+    (COORDINATOR_SERVICE, "spec.clusterIP", DELETE, "leads to standbys"),
+]
+
+
 class MutationTest(unittest.TestCase):
     """Each mutation breaks one rule in rendered objects; the checks must report it."""
 
@@ -303,6 +336,19 @@ class MutationTest(unittest.TestCase):
     def test_each_behaviour_is_reported(self):
         self.assertGreaterEqual(len({text for *_, text in BEHAVIOURS}), 15)
         self.expect_reports(BEHAVIOURS, behaviours, VARIANTS["all"], JOB_SET_OVERLAY)
+
+    def test_each_mistake_with_standbys_is_reported(self):
+        def check(objects):
+            return RULES.problems_of_newest_api(objects) + behaviours(objects)
+
+        self.expect_reports(STANDBYS, check, VARIANTS["standbys"])
+
+    def test_standbys_need_a_new_stateful_set(self):
+        text = "resources: [../base, ../worker, ../worker-network]\nnamespace: cadre\n"
+        new = overlay(text + "components: [../components/standby-coordinators]\n")
+        problems = list(behaviour.check_update(overlay(text), new))
+        fields = ("podManagementPolicy", "volumeClaimTemplates")
+        self.assertEqual(problems, [f"{COORDINATOR}: {field} is immutable" for field in fields])
 
     def test_job_loses_workers_that_end_without_error(self):
         job = manifests.find(manifests.with_jobs(render(FOLDER / "examples/jobset")), *JOB.split("/"))

@@ -9,7 +9,8 @@ FOLDERS = {
     "cadre-aggregator": "server",
     "cadre-worker": "worker",
 }
-GLOG_FLAGS = {"logtostderr", "v", "minloglevel"}
+# Those of glog, and the one of gflags that reads flags from the environment.
+LIBRARY_FLAGS = {"logtostderr", "v", "minloglevel", "fromenv"}
 DEFINITION = re.compile(r"^DEFINE_(?:bool|string|int32|int64|uint32|uint64|double)\(\s*(\w+)", re.M)
 DRAIN = re.compile(r"kDrain = absl::Seconds\((\d+)\)|DEFINE_int32\(drain, (\d+)")
 
@@ -31,8 +32,13 @@ def flags(root):
         source = main_source(root, program)
         for header in re.findall(r'#include "(base/daemon/\w+)\.h"', source):
             source += (root / f"{header}.cc").read_text()
-        found[program] = GLOG_FLAGS | set(DEFINITION.findall(source))
+        found[program] = LIBRARY_FLAGS | set(DEFINITION.findall(source))
     return found
+
+
+def readiness(root):
+    """The name of the coordinator's health checks that ask whether it could lead."""
+    return re.search(r'kReadiness\[\] = "(\w+)";', main_source(root, "cadre-coordinator"))[1]
 
 
 def drain_seconds(root):

@@ -23,7 +23,11 @@
 {{- $own = $values.workers -}}
 {{- include "cadre.workers" (dict "values" $values "container" $container "pod" $pod) -}}
 {{- end -}}
-{{- if ne $component "coordinator" }}{{ $_ := set .set.spec "replicas" $own.replicas }}{{ end -}}
+{{- $_ := set .set.spec "replicas" $own.replicas -}}
+{{- if $values.coordinator.database.secret -}}
+{{- $change := ternary "cadre.sharedStore" "cadre.coordinators" (eq $component "coordinator") -}}
+{{- include $change (dict "root" .root "spec" .set.spec "container" $container "pod" $pod) -}}
+{{- end -}}
 {{- if eq $component "aggregator" -}}
 {{- $sources := list -}}
 {{- range $i := until (int $own.replicas) -}}
@@ -37,8 +41,8 @@
 {{- range $pod.volumes }}{{ if eq .name "tls" }}{{ $_ := set .projected "sources" $sources }}{{ end }}{{ end -}}
 {{- end -}}
 {{- with $own.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
-{{- with $own.storage -}}
-{{- $_ := set (index $.set.spec.volumeClaimTemplates 0).spec.resources.requests "storage" . -}}
+{{- if $.set.spec.volumeClaimTemplates -}}
+{{- $_ := set (index $.set.spec.volumeClaimTemplates 0).spec.resources.requests "storage" $own.storage -}}
 {{- end -}}
 {{- if and $values.checkpoints.enabled (ne $component "coordinator") -}}
 {{- $_ := set $container "args" (append $container.args "--checkpoint-root=/checkpoints") -}}
@@ -47,6 +51,43 @@
 {{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "checkpoints" "persistentVolumeClaim" $claim)) -}}
 {{- end -}}
 {{- $_ := set $container "args" (concat $container.args $own.args) -}}
+{{- end -}}
+
+{{- /* Makes members connect to the pods of several coordinators. */ -}}
+{{- define "cadre.coordinators" -}}
+{{- $hosts := list -}}
+{{- range $i := until (int .root.Values.coordinator.replicas) -}}
+{{- $hosts = append $hosts (printf "cadre-coordinator-%d.cadre-coordinator-headless:7000" $i) -}}
+{{- end -}}
+{{- $args := list -}}
+{{- range .container.args -}}
+{{- $args = append $args (hasPrefix "--coordinator=" . | ternary (printf "--coordinator=%s" (join "," $hosts)) .) -}}
+{{- end -}}
+{{- $_ := set .container "args" $args -}}
+{{- end -}}
+
+{{- /*
+Changes the coordinator as the component standby-coordinators does, with the values of its patch.
+*/ -}}
+{{- define "cadre.sharedStore" -}}
+{{- $text := .root.Files.Get "files/components/standby-coordinators/coordinator.yaml" -}}
+{{- $text = replace "cadre-database" .root.Values.coordinator.database.secret $text -}}
+{{- $new := dict -}}
+{{- range fromYamlArray $text -}}
+{{- if ne .op "test" }}{{ $_ := set $new .path (get . "value") }}{{ end -}}
+{{- end -}}
+{{- $pod := "/spec/template/spec" -}}
+{{- $main := printf "%s/containers/0" $pod -}}
+{{- $_ := set .spec "podManagementPolicy" (get $new "/spec/podManagementPolicy") -}}
+{{- $_ := unset .spec "volumeClaimTemplates" -}}
+{{- $_ := set .pod "topologySpreadConstraints" (get $new (printf "%s/topologySpreadConstraints" $pod)) -}}
+{{- $_ := set (index .pod.volumes 0).emptyDir "sizeLimit" (get $new (printf "%s/volumes/0/emptyDir/sizeLimit" $pod)) -}}
+{{- $_ := set .pod "volumes" (append .pod.volumes (get $new (printf "%s/volumes/-" $pod))) -}}
+{{- $_ := set .container "env" (get $new (printf "%s/env" $main)) -}}
+{{- $_ := set .container.readinessProbe.grpc "service" (get $new (printf "%s/readinessProbe/grpc/service" $main)) -}}
+{{- $_ := set .container "volumeMounts" (append (rest .container.volumeMounts) (get $new (printf "%s/volumeMounts/-" $main))) -}}
+{{- $store := list (get $new (printf "%s/args/1" $main)) (get $new (printf "%s/args/2" $main)) -}}
+{{- $_ := set .container "args" (concat (slice .container.args 0 1) $store (slice .container.args 2)) -}}
 {{- end -}}
 
 {{- /* Changes the container of the workers and its pod, with a GPU as in deploy/kubernetes/gpu. */ -}}
