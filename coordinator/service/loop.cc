@@ -68,6 +68,21 @@ absl::Status Loop::Begin(uint64_t above) {
   return absl::OkStatus();
 }
 
+// The member's stream has ended, also if the coordinator does not begin again yet: the member joins
+// again and claims its epoch then.
+absl::Status Loop::BeginAbove(uint64_t above) {
+  const absl::Time now = clock_.Now();
+  if (!begin_limit_.Take(now)) {
+    LOG_EVERY_N(WARNING, 100) << "a member knows epoch " << above << "; beginning again in "
+                              << begin_limit_.next() - now
+                              << " at the earliest, after several times in succession";
+    return absl::OkStatus();
+  }
+  LOG(WARNING) << "a member knows epoch " << above << "; beginning again above it";
+  callbacks_->OnBegunAgain();
+  return Begin(above);
+}
+
 bool Loop::Post(Event event) { return queue_.Push(Item(std::move(event))); }
 
 absl::Status Loop::RunQuery(Query query) {
@@ -106,9 +121,7 @@ void Loop::Run() {
     LOG_IF(WARNING, turn->stall > absl::ZeroDuration()) << "stalled for " << turn->stall;
     LOG_IF(ERROR, !turn->limit.empty()) << turn->limit;
     if (const std::optional<uint64_t> above = Deliver(turn->actions)) {
-      LOG(WARNING) << "a member knows epoch " << *above << "; beginning again above it";
-      callbacks_->OnBegunAgain();
-      const absl::Status begun = Begin(*above);
+      const absl::Status begun = BeginAbove(*above);
       if (!begun.ok()) return Fail(begun);
     }
     const bool more = RunQueries();

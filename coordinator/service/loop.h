@@ -25,6 +25,7 @@
 #include "coordinator/events/events.h"
 #include "coordinator/machine/durable_machine.h"
 #include "coordinator/machine/machine.h"
+#include "coordinator/service/begin_limit.h"
 #include "coordinator/service/planning_queue.h"
 
 namespace cadre {
@@ -96,6 +97,8 @@ class Loop {
   std::vector<Event> Take(absl::Time wake);
   // Restores a new machine from the store, above this epoch, and carries out its actions.
   absl::Status Begin(uint64_t above);
+  // The same because a member knows this epoch, unless that happens too often.
+  absl::Status BeginAbove(uint64_t above);
   // Returns the epoch above which the machine is to begin again, if any.
   std::optional<uint64_t> Deliver(const std::vector<Action>& actions);
   // Stops permanently.
@@ -111,6 +114,7 @@ class Loop {
   const SteadyClock clock_;
   Callbacks* const callbacks_;
   std::optional<DurableMachine> machine_;
+  BeginLimit begin_limit_;
   BoundedQueue<Item> queue_;
   BoundedQueue<Query> queries_;
   Histogram turns_;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/rpc/grpc_status.h"
@@ -141,6 +142,35 @@ TEST(LoopTest, BeginsAgainAboveTheEpochOfAMember) {
   ASSERT_TRUE(meta.ParseFromString(store.Get(kMetaKey).value().value()));
   EXPECT_GT(meta.epoch(), epoch);
   EXPECT_EQ(meta.run(), 1u) << "later events are handled";
+}
+
+// Each of them would end the streams of all others.
+TEST(LoopTest, ManyClaimsOfEpochsBeginAgainOnce) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  const absl::Time begin = absl::Now();
+  const uint64_t epoch = absl::ToUnixMillis(begin + absl::Minutes(10));
+  for (uint64_t i = 1; i <= 50; ++i) {
+    MessageReceived received{.connection = i};
+    v1::Hello& hello = *received.message.mutable_hello();
+    hello.set_role(v1::ROLE_WORKER);
+    hello.set_name(absl::StrCat("w", i));
+    hello.set_incarnation("1");
+    hello.set_address("w:1");
+    hello.set_highest_epoch(epoch + 1000 * i);
+    ASSERT_TRUE((*loop)->Post(StreamOpened{i}));
+    ASSERT_TRUE((*loop)->Post(received));
+    // One turn each.
+    absl::Notification handled;
+    ASSERT_TRUE((*loop)->RunQuery([&](const auto&, absl::Time) { handled.Notify(); }).ok());
+    ASSERT_TRUE(handled.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  }
+  (*loop)->Stop();
+  EXPECT_GE(recorder.begun_again(), 1);
+  // A busy host may take longer than the limit.
+  EXPECT_LE(recorder.begun_again(), 1 + (absl::Now() - begin) / BeginLimit::kMinWait);
 }
 
 TEST(LoopTest, RestoresFromStore) {

@@ -72,10 +72,9 @@ class PostgresTlsTest : public ::testing::Test {
                             const std::string& remedy) {
     const auto store = PostgresStore::Open({.url = url, .instance = "one", .address = "one:7000"});
     EXPECT_THAT(store, IsError(absl::StatusCode::kFailedPrecondition, reason));
-    EXPECT_THAT(
-        store.status().message(),
-        AllOf(HasSubstr("database cadre at 127.0.0.1:"), HasSubstr(remedy),
-              Not(HasSubstr(PostgresServer::kPassword))));
+    EXPECT_THAT(store.status().message(),
+                AllOf(HasSubstr("database cadre at 127.0.0.1:"), HasSubstr(remedy),
+                      Not(HasSubstr(PostgresServer::kPassword))));
   }
 
   const TemporaryFolder folder_;
