@@ -120,6 +120,11 @@ class RepositoryTest(unittest.TestCase):
         index = int(re.search(r"args/(\d+), value: --threads=", text)[1])
         self.assertTrue(worker["args"][index].startswith("--threads="))
 
+    def test_readme_names_the_authority_of_the_database(self):
+        coordinator = first_container(overlay(VARIANTS["standbys"]), "cadre-coordinator")
+        folder = re.search(r"sslrootcert=([\w/]+)/ca\.crt", (FOLDER / "README.md").read_text())[1]
+        self.assertIn({"name": "database", "mountPath": folder, "readOnly": True}, coordinator["volumeMounts"])
+
     def test_permanent_failures_are_those_of_the_worker(self):
         codes = re.findall(r"kExit(?:Usage|Refused) = (\d+);", (ROOT / "worker/main.cc").read_text())
         self.assertEqual({int(code) for code in codes}, manifests.PERMANENT_FAILURES)
