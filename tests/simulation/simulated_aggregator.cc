@@ -97,6 +97,8 @@ void SimulatedAggregator::Start(bool move) {
   epoch_ = 0;
   failed_applies_.clear();
   for (const auto& [run, progress] : host_->Unverified()) orders_->Block(run);
+  // Those of runs that were set aside.
+  CheckContributions();
   VerifyNext();
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
@@ -130,7 +132,9 @@ void SimulatedAggregator::VerifyNext() {
     const std::string run = *orders_->NextBlocked();
     world_.Count("runs_verified");
     if (const absl::Status verified = host_->Verify(run); !verified.ok()) {
-      world_.Violate(name_, " cannot verify ", run, ": ", verified.ToString());
+      const bool ends = absl::IsDataLoss(verified) || !host_->CheckFiles().ok();
+      if (ends) return EndSoon(std::string(verified.message()));
+      return world_.Violate(name_, " cannot verify ", run, ": ", verified.ToString());
     }
     orders_->Unblock(run);
     CheckContributions();
@@ -428,6 +432,7 @@ void SimulatedAggregator::Finish(const v1::CoordinatorMessage& order, const Orde
     const bool restored = order.apply().seed() && answer->applied().missing().empty() &&
                           answer->applied().error().empty();
     if (restored && world_.on_seed_applied) std::exchange(world_.on_seed_applied, nullptr)();
+    if (answer->applied().from_copy()) failed_applies_.erase(answer->applied().run());
     link_->Send(*answer);
   }
   orders_->Release(order);
@@ -473,6 +478,8 @@ void SimulatedAggregator::NoteFailure(const v1::CoordinatorMessage& order, bool 
   if (order.has_close_run()) failed_applies_.erase(order.close_run().run());
   if (order.has_delete_run()) failed_applies_.erase(order.delete_run().run());
   if (order.has_apply()) failed_applies_.erase(order.apply().run());
+  // The shard is restored: the coordinator repeats the order.
+  if (order.open_run().has_hollow()) failed_applies_.erase(order.open_run().run());
   if (world_.plant == Plant::kPostponeRetries) {
     for (const auto& [run, failed] : failed_applies_)
       orders_->Finish(failed.order, {.repeat = absl::UnavailableError("it has failed before")},
