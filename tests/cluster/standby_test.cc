@@ -165,8 +165,10 @@ TEST_F(SharedStoreTest, WithoutTheDatabaseNoneIsReady) {
     EXPECT_TRUE(IsServing(each->address).value());
     EXPECT_TRUE(each->HasMetric("cadre_coordinator_standby 0"));
     EXPECT_TRUE(each->HasMetric("cadre_coordinator_leads 0"));
-    EXPECT_THAT(Get(each->metrics, "/readyz"),
-                AllOf(StartsWith("HTTP/1.1 503"), HasSubstr("database cadre at 127.0.0.1:")));
+    EXPECT_TRUE(Await([&] {
+      return absl::StrContains(Get(each->metrics, "/readyz"), "database cadre at 127.0.0.1:");
+    }));
+    EXPECT_THAT(Get(each->metrics, "/readyz"), StartsWith("HTTP/1.1 503"));
   }
   server_->Start();
   for (const Started* each : {&leader_, &standby_}) {
