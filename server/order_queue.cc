@@ -71,7 +71,7 @@ bool OrderQueue::Add(v1::CoordinatorMessage order, absl::Time now) {
   if (order.has_fence()) {
     // Those of a run whose disk hangs do not fill the queue.
     std::erase_if(new_, [subject = SubjectOf(order)](const Waiting& waiting) {
-      return waiting.order.has_fence() && SubjectOf(waiting.order) == subject;
+      return SubjectOf(waiting.order) == subject;
     });
   }
   if (new_.size() >= options_.max_new) return false;

@@ -30,7 +30,7 @@ FailureReports::FailureReports(const v1::RankSlot& place, std::vector<Rank> rank
 bool FailureReports::Covers(const v1::RankSlot& place, const std::string& member_id) const {
   return place.run() == place_.run() && place.group() == place_.group() &&
          place.generation() == place_.generation() && place.rank() < ranks_.size() &&
-         ranks_[place.rank()].member_id == member_id;
+         ranks_.at(place.rank()).member_id == member_id;
 }
 
 bool FailureReports::Add(const v1::GroupFailed& failed) {
@@ -61,8 +61,10 @@ std::vector<uint32_t> FailureReports::Suspects() const {
     }
     return candidates.size() == 1 ? candidates : std::vector<uint32_t>();
   }
-  size_t most = 0;
-  for (const auto& [rank, count] : votes) most = std::max(most, count);
+  const size_t most =
+      std::max_element(votes.begin(), votes.end(), [](const auto& a, const auto& b) {
+        return a.second < b.second;
+      })->second;
   for (const auto& [rank, count] : votes) {
     if (count == most) candidates.push_back(rank);
   }

@@ -44,8 +44,7 @@ void Merge(const v1::ModelTimes& newer, v1::ModelTimes& known) {
                      [&](const v1::LayerTime& time) { return measured.count(KeyOf(time)) != 0; }),
       times.end());
   times.MergeFrom(newer.time());
-  const int extra = times.size() - kMaxLayerTimes;
-  if (extra > 0) times.DeleteSubrange(0, extra);
+  times.DeleteSubrange(0, std::max(0, times.size() - kMaxLayerTimes));
 }
 
 absl::Status CheckLayerTime(const v1::LayerTime& time, absl::Duration limit) {

@@ -46,7 +46,7 @@ bool HaveEqualResources(const PlanQuery& a, const PlanQuery& b) {
 }
 
 bool AreSimilar(double a, double b) {
-  return a == b || (std::max(a, b) <= kLinkFactor * std::min(a, b) && std::min(a, b) > 0);
+  return a == b || std::max(a, b) <= kLinkFactor * std::min(a, b);
 }
 
 bool AreSimilar(const std::optional<v1::LinkProfile>& a, const std::optional<v1::LinkProfile>& b) {

@@ -159,7 +159,7 @@ std::string Programs::MissingRanks(const v1::Reservation& reservation) const {
     }
   }
   if (missing.empty()) return "";
-  const bool one = missing.size() == 1 && more == 0;
+  const bool one = missing.size() == 1;
   return absl::StrCat(
       one ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
       more > 0 ? absl::StrCat(" and ", more, " more") : "", " of ", reservation.ranks(),

@@ -116,16 +116,15 @@ std::string Aggregators::CheckOpened(const Member& member, const v1::RunOpened& 
     return absl::StrCat("aggregator ", member.record.name(), " has lost the values of shard ",
                         opened.shard());
   }
-  if (run_.committing() && opened.version() == version + 1) return "";
-  const bool applied =
-      run_.committing() && run_.commits().closing()->digests(opened.shard()).applied();
-  if (opened.version() == version && applied) {
-    return absl::StrCat(who, ", but it had applied round ", version + 1,
-                        ": acknowledged data is missing from its disk");
-  }
+  // The closing one: a run whose record is older opens no shards.
+  if (opened.version() > version) return "";
   if (opened.version() < version) {
     return absl::StrCat(who, ", but version ", version,
                         " was committed: acknowledged data is missing from its disk");
+  }
+  if (run_.committing() && run_.commits().closing()->digests(opened.shard()).applied()) {
+    return absl::StrCat(who, ", but it had applied round ", version + 1,
+                        ": acknowledged data is missing from its disk");
   }
   const std::optional<uint64_t> digest = run_.commits().ShardDigest(opened.shard());
   if (digest.has_value() && *digest != opened.digest()) {

@@ -15,17 +15,16 @@ namespace {
 // steps that it may consist of: with overlap, it includes those that the group trained while the
 // round before was exchanged.
 struct Bounds {
-  uint64_t step = 0;
-  uint64_t steps = 0;
+  uint64_t step;
+  uint64_t steps;
 };
 
 Bounds BoundsOf(const v1::RunRecord& run) {
   const v1::Averaging& averaging = run.spec().averaging();
-  Bounds bounds{.step = uint64_t{BoundaryAfter(run, run.step())} + averaging.max_solo_steps()};
-  if (const uint32_t total = TotalSteps(run)) bounds.step = std::min(bounds.step, uint64_t{total});
-  bounds.steps =
-      bounds.step - std::min<uint64_t>(bounds.step, run.step()) + averaging.overlap().steps();
-  return bounds;
+  uint64_t step = uint64_t{BoundaryAfter(run, run.step())} + averaging.max_solo_steps();
+  if (const uint32_t total = TotalSteps(run)) step = std::min(step, uint64_t{total});
+  return {.step = step,
+          .steps = step - std::min<uint64_t>(step, run.step()) + averaging.overlap().steps()};
 }
 
 // The numbers of programs, whose labels the coordinator does not know: no sum of them overflows.

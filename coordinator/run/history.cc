@@ -69,7 +69,7 @@ void History::Drop(Outbox& out) {
     if (LevelOf(found->second) == level) {
       out.EraseOne(HistoryKey(run_, found->first));
       entries_.erase(found);
-    } else if (level == 0 && found->second.commit().participants_size() > 0) {
+    } else if (!found->second.commit().participants().empty()) {
       found->second.mutable_commit()->clear_participants();
       out.Put(HistoryKey(run_, found->first), found->second);
     }
@@ -93,7 +93,7 @@ void History::NoteAdopted(uint32_t version, uint32_t group, float wait_seconds,
 }
 
 void History::Flush(Outbox& out) {
-  const auto found = entries_.find(std::exchange(changed_, 0));
+  const auto found = entries_.find(std::exchange(changed_, {}));
   if (found != entries_.end()) out.Put(HistoryKey(run_, found->first), found->second);
 }
 

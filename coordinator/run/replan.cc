@@ -103,9 +103,10 @@ std::optional<double> PlanHistory::Expected(const GroupPlan& plan) const {
 const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanHistory& history) {
   const GroupPlan* fastest = &plans.front();
   std::optional<double> shortest = history.Expected(*fastest);
+  if (!shortest.has_value()) return *fastest;
   for (const GroupPlan& plan : plans) {
     const std::optional<double> expected = history.Expected(plan);
-    if (!expected.has_value() || !shortest.has_value() || *expected >= *shortest) continue;
+    if (!expected.has_value() || *expected >= *shortest) continue;
     fastest = &plan;
     shortest = expected;
   }
@@ -120,7 +121,7 @@ std::optional<PlanChange> FindBetterPlan(const v1::Plan& present, double step_se
   std::optional<double> predicted;
   for (const GroupPlan& plan : plans) {
     if (plan.predicted.has_value() && SignatureOf(plan.plan) == signature) {
-      predicted = plan.predicted->step();
+      predicted = plan.predicted.value().step();
       known.Record(present, step_seconds, predicted);
     }
   }

@@ -64,7 +64,6 @@ void RunParking::Continue() {
   record.set_state(record.started_ms() == 0 ? v1::RUN_STATE_QUEUED
                    : at_end                 ? v1::RUN_STATE_FINISHING
                                             : v1::RUN_STATE_RUNNING);
-  groups_.UpdateDemand();
   stored_.Save();
   aggregators_.OpenAll();
 }
@@ -84,25 +83,23 @@ absl::Status RunParking::RollBack(uint32_t version, const std::vector<uint32_t>&
   if (run_.record().state() == v1::RUN_STATE_FINISHING) {
     stored_.record().set_state(v1::RUN_STATE_RUNNING);
   }
-  groups_.UpdateDemand();
   stored_.Save();
   return absl::OkStatus();
 }
 
 bool RunParking::AdvanceRollback() {
   if (!run_.record().has_rollback() || run_.committing() || !run_.shards().AllOpen()) return false;
-  if (const absl::Status kept = rounds_.versions().CheckKept(run_.record().rollback());
-      !kept.ok()) {
+  const uint32_t version = run_.record().rollback();
+  if (const absl::Status kept = rounds_.versions().CheckKept(version); !kept.ok()) {
+    stored_.record().clear_rollback();
+    stored_.record().clear_left_out();
     Park(absl::StrCat("the rollback is not possible: ", kept.message()),
          absl::StrCat("to roll back to another version: cadre rollback ", run_.id(),
                       " --to VERSION; to continue with version ", run_.record().version(),
                       ": cadre resume ", run_.id()));
-    stored_.record().clear_rollback();
-    stored_.record().clear_left_out();
-    stored_.Save();
     return true;
   }
-  groups_.FenceAll(TextOfRollback(run_.record().rollback()));
+  groups_.FenceAll(TextOfRollback(version));
   rounds_.Reopen();
   rounds_.RollBack();
   aggregators_.SendApplies();

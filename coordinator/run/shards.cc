@@ -74,7 +74,7 @@ bool Shards::Lacks(const v1::Hello& hello) const {
 // again.
 bool Shards::MayStore(absl::string_view aggregator, uint32_t shard) const {
   const bool moves_there = run_.move().to() == aggregator && run_.move().shard() == shard;
-  return run_.version() == 0 || Owns(aggregator, shard) || (run_.has_move() && moves_there) ||
+  return run_.version() == 0 || Owns(aggregator, shard) || moves_there ||
          absl::c_linear_search(run_.leaving(), aggregator);
 }
 

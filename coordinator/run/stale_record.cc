@@ -11,7 +11,7 @@ namespace cadre {
 
 bool StaleRecord::Add(uint32_t version) {
   const bool added = !version_.has_value();
-  version_ = std::max(version_.value_or(0), version);
+  version_ = std::max(version_.value_or(version), version);
   return added;
 }
 
