@@ -80,6 +80,43 @@ TEST(OrderQueue, ReturnsOrdersAsTheyArrive) {
   EXPECT_FALSE(queue.Take(kStart).has_value());
 }
 
+// Newer orders replace those of the same kind for the same run, group or shard only.
+TEST(OrderQueue, FailedOrdersOfAllKindsAreTriedAgain) {
+  OrderQueue queue({.retry_wait = kWait});
+  int failed = 0;
+  for (const std::string run : {"a", "b"}) {
+    v1::CoordinatorMessage report, publish, remove, other_shard = Copy(run);
+    report.mutable_report_run()->set_run(run);
+    publish.mutable_publish()->set_run(run);
+    remove.mutable_delete_run()->set_run(run);
+    other_shard.mutable_copy_shard()->set_shard(1);
+    for (const v1::CoordinatorMessage& order :
+         {Open(run), Apply(run, 1), Fence(run, 0, 1), Fence(run, 1, 1), report, publish, remove,
+          Copy(run), other_shard, Close(run)}) {
+      EXPECT_EQ(OrderQueue::RunOf(order), run) << BodyName(order);
+      Fail(queue, order, kStart);
+      ++failed;
+    }
+  }
+  int repeated = 0;
+  while (const auto order = queue.Take(kStart + kWait)) {
+    Succeed(queue, *order, kStart + kWait);
+    ++repeated;
+  }
+  EXPECT_EQ(repeated, failed);
+}
+
+TEST(OrderQueue, FailedOrderWaitsForTheOtherOrdersOfItsRun) {
+  OrderQueue queue({.retry_wait = kWait});
+  Fail(queue, Apply("a", 1), kStart);
+  Fail(queue, Fence("a", 0, 1), kStart);
+  const auto first = queue.Take(kStart + kWait);
+  ASSERT_TRUE(first.has_value());
+  EXPECT_FALSE(queue.Take(kStart + kWait).has_value());
+  Succeed(queue, *first, kStart + kWait);
+  EXPECT_TRUE(queue.Take(kStart + kWait).has_value());
+}
+
 TEST(OrderQueue, RunThatHangsStopsNoOtherRun) {
   OrderQueue queue({.retry_wait = kWait, .max_taken = 4});
   for (const char* const run : {"a", "a", "b", "a"}) queue.Add(Apply(run, 1), kStart);
@@ -114,12 +151,13 @@ TEST(OrderQueue, NamesTheOrderThatOccupiesAThread) {
   ASSERT_TRUE(queue.Take(kStart + kMoment).has_value());
   EXPECT_FALSE(queue.Take(kStart + kMoment).has_value()) << "all threads are busy";
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
-  const auto late = queue.Delayed(kStart + absl::Seconds(40));
+  const auto late = queue.Delayed(kStart + absl::Seconds(41));
   ASSERT_EQ(late.size(), 3U);
   EXPECT_EQ(late[2].run(), "c");
+  EXPECT_EQ(late[2].order(), "apply");
   EXPECT_EQ(late[2].reason(),
             "it waits, because all threads for orders are busy (2), the longest with apply of a "
-            "for 40s");
+            "for 41s");
   Succeed(queue, Apply("a", 1), kStart + absl::Seconds(40));
   EXPECT_EQ(queue.Take(kStart + absl::Seconds(40))->apply().run(), "c");
 }
@@ -202,6 +240,30 @@ TEST(OrderQueue, ShardThatIsRestoredFromACopyDropsAFailedApply) {
   queue.Finish(copy, {.answer = restored}, kStart);
   queue.Release(copy);
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+}
+
+// An order that waits is delayed by the other orders of its run, which are listed, or by those that
+// occupy all threads.
+TEST(OrderQueue, OrderThatWaitsForAThreadIsReportedAfterFiveSeconds) {
+  OrderQueue queue({.retry_wait = kWait, .max_taken = 2});
+  const absl::Time later = kStart + absl::Seconds(1);
+  for (const char* const run : {"a", "b", "a"}) queue.Add(Apply(run, 1), kStart);
+  queue.Add(Apply("c", 1), later);
+  EXPECT_TRUE(queue.Delayed(kStart + absl::Minutes(1)).empty()) << "there are threads";
+  queue.Take(kStart);
+  queue.Take(kStart);
+  EXPECT_EQ(queue.Delayed(later + absl::Seconds(5) - kMoment).size(), 2U);
+  const auto late = queue.Delayed(later + absl::Seconds(5));
+  ASSERT_EQ(late.size(), 3U);
+  EXPECT_EQ(late[2].run(), "c");
+}
+
+TEST(OrderQueue, ReportsAtMost64Orders) {
+  OrderQueue queue({.retry_wait = kWait});
+  for (int run = 0; run < 64; ++run) Fail(queue, Apply(std::to_string(run), 1), kStart);
+  EXPECT_EQ(queue.Delayed(kStart).size(), 64U);
+  for (int run = 64; run < 200; ++run) Fail(queue, Apply(std::to_string(run), 1), kStart);
+  EXPECT_EQ(queue.Delayed(kStart).size(), 64U);
 }
 
 TEST(OrderQueue, CopiesTakeHalfOfTheThreads) {
@@ -294,7 +356,9 @@ TEST(OrderQueue, NewCoordinatorDropsOrdersOfEarlierOnes) {
   Fail(queue, apply, kStart);
   queue.Begin(1);
   EXPECT_EQ(queue.NextTime(), absl::InfinitePast()) << "a reconnect keeps the orders";
+  EXPECT_EQ(queue.Delayed(kStart).size(), 1U);
   queue.Begin(2);
+  EXPECT_TRUE(queue.Delayed(kStart).empty());
   Fail(queue, apply, kStart);
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
 }
@@ -330,6 +394,7 @@ TEST(OrderQueue, ReportsFailedOrdersUntilTheySucceed) {
   const auto again = queue.Take(later);
   ASSERT_TRUE(again.has_value());
   EXPECT_EQ(report(later).size(), 1U) << "while it is tried again";
+  EXPECT_EQ(report(later + absl::Seconds(7)).size(), 1U);
   Fail(queue, *again, later, "the quota is exceeded");
   EXPECT_EQ(report(later + kWait)[0].reason(), "the quota is exceeded");
   EXPECT_EQ(report(later + kWait)[0].seconds(), 4);
@@ -341,7 +406,8 @@ TEST(OrderQueue, ReportsAnOrderThatTakesLong) {
   OrderQueue queue({.retry_wait = kWait, .max_new = 10});
   queue.Add(Apply("a", 1), kStart);
   const v1::CoordinatorMessage apply = queue.Take(kStart).value();
-  EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(4)).empty());
+  EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(5) - kMoment).empty());
+  EXPECT_EQ(queue.Delayed(kStart + absl::Seconds(5)).size(), 1U);
   const auto slow = queue.Delayed(kStart + absl::Seconds(7));
   ASSERT_EQ(slow.size(), 1U);
   EXPECT_EQ(slow[0].order(), "apply");
@@ -349,6 +415,14 @@ TEST(OrderQueue, ReportsAnOrderThatTakesLong) {
   EXPECT_EQ(slow[0].seconds(), 7);
   Succeed(queue, apply, kStart + absl::Seconds(8));
   EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(8)).empty());
+}
+
+TEST(OrderQueue, FailureIsAsOldAsTheOrder) {
+  OrderQueue queue({.retry_wait = kWait});
+  queue.Add(Apply("a", 1), kStart);
+  Fail(queue, queue.Take(kStart).value(), kStart + absl::Seconds(3));
+  ASSERT_EQ(queue.Delayed(kStart + absl::Seconds(4)).size(), 1U);
+  EXPECT_EQ(queue.Delayed(kStart + absl::Seconds(4))[0].seconds(), 4);
 }
 
 TEST(OrderQueue, DoesNotReportOrdersOfAClosedRun) {
@@ -373,9 +447,11 @@ TEST(OrderQueue, GivesUpAnOrderThatFailsForLong) {
     queue.Release(order);
   }
   const absl::Time last = kStart + 2 * kWait;
-  const auto answer = queue.Finish(queue.Take(last).value(), result, last);
+  const v1::CoordinatorMessage order = queue.Take(last).value();
+  const auto answer = queue.Finish(order, result, last);
   ASSERT_TRUE(answer.has_value());
   EXPECT_EQ(answer->run_opened().error(), "the disk is full");
+  queue.Release(order);
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
 }
 
