@@ -90,6 +90,16 @@ TEST(FailureReportsTest, SilentRankAmongNamedOnes) {
   EXPECT_EQ(reports.Suspects(), (Ranks{2}));
 }
 
+// Among the ranks that most reports name, those that have reported themselves are not suspect.
+TEST(FailureReportsTest, SilentRankIsSuspectAmongEquallyOftenNamedOnes) {
+  FailureReports reports = Generation(4);
+  Report(reports, 0, {1, 2});
+  Report(reports, 3, {1, 2});
+  EXPECT_EQ(reports.Suspects(), (Ranks{1, 2}));
+  Report(reports, 1, {});
+  EXPECT_EQ(reports.Suspects(), (Ranks{2}));
+}
+
 TEST(FailureReportsTest, CauseOfItsOwnExplainsTheFailure) {
   FailureReports reports = Generation(2);
   Report(reports, 0, {1});
@@ -99,7 +109,7 @@ TEST(FailureReportsTest, CauseOfItsOwnExplainsTheFailure) {
 
 TEST(FailureReportsTest, InvalidNamesAreIgnored) {
   FailureReports reports = Generation(2);
-  Report(reports, 0, {0, 9});
+  Report(reports, 0, {0, 2, 9});
   EXPECT_TRUE(reports.Suspects().empty());
 }
 

@@ -73,6 +73,9 @@ TEST(MeasurementsTest, IsBounded) {
   EXPECT_EQ(record.times().time(kMaxLayerTimes - 1).samples(), kMaxLayerTimes + 10);
   all.Record("cpu", "m1", MeasuredOf("fc1", 1, 1));
   EXPECT_EQ(record.times().time_size(), kMaxLayerTimes) << "one more replaces the oldest";
+  EXPECT_EQ(record.times().time(kMaxLayerTimes - 1).samples(), 1U);
+  EXPECT_EQ(record.times().time(0).samples(), 12U);
+  EXPECT_EQ(all.Record("cpu", "m7", MeasuredOf("fc1", 1, 1)).evicted, "") << "it has a place";
   for (size_t i = 0; i < kMaxLinks; ++i) all.RecordLink({"a", absl::StrCat("b", i)}, LinkOf(i + 1));
   EXPECT_TRUE(all.LinkOf({"a", "b0"}).has_value());
   all.RecordLink({"b0", "a"}, LinkOf(7));
@@ -80,6 +83,9 @@ TEST(MeasurementsTest, IsBounded) {
   EXPECT_EQ(all.LinkOf({"a", "b0"})->beta(), 7);
   EXPECT_FALSE(all.LinkOf({"a", "b1"}).has_value()) << "the oldest record";
   EXPECT_TRUE(all.LinkOf({"a", "b2"}).has_value());
+  all.RecordLink({"a", "d"}, LinkOf(9));
+  EXPECT_FALSE(all.LinkOf({"a", "b2"}).has_value());
+  EXPECT_TRUE(all.LinkOf({"a", "b3"}).has_value());
 }
 
 TEST(MeasurementsTest, NameStaysUntilTheNextOne) {
@@ -129,6 +135,9 @@ TEST(MeasurementsTest, InvalidTimesAreRefused) {
     EXPECT_EQ(Check(step).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(Check(MeasuredOf("fc1", 1, bad)).message(), HasSubstr("is not a duration"));
   }
+  v1::Measured backward = MeasuredOf("fc1", 1, 1);
+  backward.mutable_layers()->mutable_time(0)->set_backward(-1);
+  EXPECT_EQ(Check(backward).code(), absl::StatusCode::kInvalidArgument);
   v1::Measured copy = MeasuredOf("fc1", 1, 1);
   copy.set_copy_seconds(-1);
   EXPECT_EQ(Check(copy).code(), absl::StatusCode::kInvalidArgument);
@@ -165,6 +174,8 @@ TEST(MeasurementsTest, InvalidPartsAreRefused) {
   EXPECT_TRUE(Check(MeasuredOf(std::string(1000, 'x'), 1, 1)).ok());
   EXPECT_FALSE(Check(MeasuredOf(std::string(1001, 'x'), 1, 1)).ok());
   v1::Measured named = MeasuredOf("fc1", 1, 1);
+  named.mutable_layers()->set_name(std::string(1000, 'x'));
+  EXPECT_TRUE(Check(named).ok());
   named.mutable_layers()->set_name(std::string(1001, 'x'));
   EXPECT_FALSE(Check(named).ok());
 }

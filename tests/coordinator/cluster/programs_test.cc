@@ -48,6 +48,9 @@ TEST(ProgramsTest, OldestEndedProgramIsForgotten) {
   for (size_t i = 1; i <= kMaxEndedPrograms; ++i) {
     EXPECT_NE(programs.ReasonOfEnd(name(i)), nullptr) << i;
   }
+  programs.NoteEnded("one more", "the newest");
+  EXPECT_EQ(programs.ReasonOfEnd(name(1)), nullptr);
+  EXPECT_NE(programs.ReasonOfEnd(name(2)), nullptr);
 }
 
 TEST(ProgramsTest, OldestLostRankIsForgotten) {
@@ -121,6 +124,20 @@ TEST(ProgramsTest, EndOfTheProgramIsThatOfItsFirstLimit) {
   EXPECT_EQ(programs.NextDeadline(), begin + absl::Minutes(3));
   programs.OnJoined(rank.record.reservation(), begin + absl::Minutes(1), out);
   EXPECT_EQ(programs.NextDeadline(), begin + absl::Minutes(3)) << "not less";
+}
+
+// The process that was lost has a successor, which may return until its lease ends.
+TEST(ProgramsTest, LimitOfALostProcessIsNotThatOfItsSuccessor) {
+  Membership members(absl::Seconds(10));
+  Programs programs(members);
+  Outbox out;
+  const Member rank = MakeRank("program", 0, absl::UnixEpoch());
+  programs.AddLost(rank, absl::UnixEpoch() + absl::Minutes(2), out);
+  v1::Reservation one = rank.record.reservation();
+  one.set_ranks(1);
+  EXPECT_THAT(programs.MissingRanks(one), HasSubstr("the program ends at"));
+  members.Add(rank.record, absl::UnixEpoch());
+  EXPECT_THAT(programs.MissingRanks(one), ::testing::Not(HasSubstr("the program ends at")));
 }
 
 TEST(ProgramsTest, ManyMissingRanksAreCounted) {

@@ -56,6 +56,9 @@ TEST_F(RunQueueTest, PriorityThenAge) {
   queue_.Set(4, {.id = "run-4", .priority = 6});
   EXPECT_THAT(queue_.InOrder({1, 2, 3, 4}), ElementsAre(4, 2, 1, 3));
   EXPECT_THAT(queue_.InOrder({3, 2}), ElementsAre(2, 3));
+  queue_.Set(5, {.id = "run-5", .priority = 0});
+  queue_.Erase(1);
+  EXPECT_THAT(queue_.InOrder({1, 2, 3, 4, 5}), ElementsAre(4, 2, 1, 5, 3)) << "run 1 has ended";
 }
 
 TEST_F(RunQueueTest, DemandOfARunAndOfThoseBefore) {

@@ -137,11 +137,17 @@ TEST_F(CheckpointWriterTest, GroupThatMustNotEndDoesNotTakeThePlace) {
   EXPECT_FALSE(MayTake(later));
   cluster_.queue().Erase(2);
   EXPECT_TRUE(MayTake(later));
-  cluster_.members().Detach(cluster_.members().Find("w1")->connection);
-  EXPECT_FALSE(MayTake(later)) << "its worker is away";
   End(1, kStart);
   Start(1, /*own_loop=*/true);
   EXPECT_FALSE(MayTake(later)) << "a program";
+  End(1, kStart);
+  Start(1);
+  EXPECT_TRUE(writer_.Take(slot(1)));
+  EXPECT_TRUE(writer_.Is(slot(1)));
+  EXPECT_TRUE(IsStored());
+  record().set_checkpoint_writer(0);
+  cluster_.members().Detach(cluster_.members().Find("w1")->connection);
+  EXPECT_FALSE(MayTake(later)) << "its worker is away";
 }
 
 TEST_F(CheckpointWriterTest, LastCheckpointIsWrittenWithoutAWait) {

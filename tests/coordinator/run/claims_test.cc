@@ -93,6 +93,11 @@ TEST_F(ClaimsTest, OlderRoundsHadOtherBounds) {
   contributed_.set_base_version(2);
   contributed_.set_step(30);
   EXPECT_THAT(Why(), IsEmpty());
+  contributed_.set_base_version(5);
+  EXPECT_THAT(Why(), IsEmpty()) << "the round decides";
+  contributed_.set_round(6);
+  contributed_.set_base_version(4);
+  EXPECT_THAT(Why(), IsEmpty()) << "it was trained from another version";
 }
 
 TEST_F(ClaimsTest, RunsThatNeverAverageHaveAnEnd) {

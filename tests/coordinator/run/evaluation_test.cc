@@ -43,6 +43,14 @@ TEST(EvaluationTest, EmptySplitIsComplete) {
   const v1::EvaluationRecord evaluation = CutTestSplit(1, 1, 0, {0});
   EXPECT_TRUE(IsComplete(evaluation));
   EXPECT_EQ(ResultOf(evaluation).samples(), 0u);
+  EXPECT_EQ(ResultOf(evaluation).accuracy(), 0);
+  EXPECT_EQ(ResultOf(evaluation).loss(), 0);
+}
+
+TEST(EvaluationTest, OneLabelIsAResult) {
+  v1::EvaluationRecord evaluation = CutTestSplit(3, 30, 1, {0});
+  EXPECT_TRUE(RecordPart(evaluation, EvaluatedBy(3, 0, 0, 1, 1)));
+  EXPECT_EQ(ResultOf(evaluation).accuracy(), 1);
 }
 
 TEST(EvaluationTest, RecordsEachPartOnce) {
@@ -53,6 +61,7 @@ TEST(EvaluationTest, RecordsEachPartOnce) {
   EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(2, 1, 50, 100, 20)))
       << "the version is another one";
   EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(3, 1, 50, 99, 20))) << "the range is another one";
+  EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(3, 1, 51, 100, 20)));
   EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(3, 0, 50, 100, 20)))
       << "the part belongs to another group";
   EXPECT_FALSE(IsComplete(evaluation));
@@ -83,6 +92,7 @@ TEST(EvaluationTest, FreedPartIsReassigned) {
   EXPECT_TRUE(RecordPart(evaluation, EvaluatedBy(3, 0, 0, 50, 40)));
   EXPECT_FALSE(FreePart(evaluation, 0)) << "its part is finished";
   EXPECT_TRUE(FreePart(evaluation, 1));
+  EXPECT_FALSE(FreePart(evaluation, 1)) << "it has none any more";
   EXPECT_TRUE(HasFreePart(evaluation));
   EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(3, 1, 50, 100, 20)))
       << "the part is no longer assigned to it";

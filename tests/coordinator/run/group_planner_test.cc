@@ -44,6 +44,7 @@ class GroupPlannerTest : public ::testing::Test {
   GroupPlannerTest() {
     options_.planning = &planning_;
     options_.plan = [this](const v1::RunSpec&, int ranks) -> absl::StatusOr<v1::Plan> {
+      ++planned_;
       if (!legal_.ok()) return legal_;
       return PlanOf("data", ranks);
     };
@@ -129,6 +130,8 @@ class GroupPlannerTest : public ::testing::Test {
   }
 
   absl::Status legal_;
+  // How often the rules were asked for a plan.
+  int planned_ = 0;
   ConstantPlanning planning_;
   CoordinatorOptions options_;
   Cluster cluster_{options_};
@@ -158,6 +161,56 @@ TEST_F(GroupPlannerTest, WorkersOfAHostShareItsResources) {
   Place("w1");
   Place("w2");
   EXPECT_EQ(QueryFor({"w1", "w2", "w3"}).ranks[0].cores, 8.0 / 3) << "those of the group itself";
+  EXPECT_EQ(QueryFor({"w3", "w9"}).ranks.size(), 1U) << "w9 was removed";
+}
+
+// GPUs have links of their own.
+TEST_F(GroupPlannerTest, LinksOfGpusAreNotThoseOfTheirHosts) {
+  AddWorker("w1", "a");
+  AddWorker("w2", "b");
+  AddWorker("g1", "a", v1::Cluster::CUDA);
+  AddWorker("g2", "b", v1::Cluster::CUDA);
+  const auto link_of = [&](const std::vector<std::string>& members) {
+    planner_.PlanGroup(run_, Slot("run-1", 0, kNow), members).IgnoreError();
+    return Take().at(0).query.link;
+  };
+  planner_.RecordLink(SlotOf({"g1", "g2"}, 3e-9));
+  EXPECT_FALSE(link_of({"w1", "w2"}).has_value());
+  ASSERT_TRUE(link_of({"g1", "g2"}).has_value());
+}
+
+TEST_F(GroupPlannerTest, MemoryIsRoundedByASixtyFourthAtMost) {
+  Member& worker = AddWorker("w1", "a");
+  for (const auto& [bytes, rounded] : std::map<int64_t, int64_t>{
+           {1, 1}, {127, 127}, {129, 128}, {258, 256}, {259, 256}, {512 + 3, 512}}) {
+    worker.memory_bytes = bytes;
+    EXPECT_EQ(QueryFor({"w1"}).ranks[0].memory_bytes, rounded);
+  }
+}
+
+TEST_F(GroupPlannerTest, GroupWithoutALinkUsesThatOfItsHosts) {
+  AddWorker("w1", "a");
+  AddWorker("w2", "b");
+  planner_.RecordLink(SlotOf({"w1", "w2"}, 3e-9));
+  Slot slot = SlotOf({"w1", "w2"}, 0);
+  slot.measured = Parse<v1::StepTimes>("step: 10");
+  planner_.ConsiderPlan(run_, slot);
+  EXPECT_EQ(Take().at(0).query.link->beta(), 3e-9);
+}
+
+TEST_F(GroupPlannerTest, PlansOfTheRulesFor256RunsAreKept) {
+  AddWorker("w1", "a");
+  run_.mutable_spec()->mutable_cluster()->set_keep_plan(true);
+  const auto plan_run = [&](int run) {
+    run_.set_lineage(absl::StrCat("run-", run));
+    planned_ = 0;
+    EXPECT_THAT(PlanGroup({"w1"}), IsOk());
+    return planned_;
+  };
+  for (int run = 0; run < 255; ++run) EXPECT_EQ(plan_run(run), 1);
+  EXPECT_EQ(plan_run(0), 0);
+  for (int run = 255; run < 257; ++run) plan_run(run);
+  EXPECT_EQ(plan_run(0), 1) << "all are forgotten";
 }
 
 // Otherwise each group of a run that starts would have another share, and a search of its own.
@@ -217,6 +270,8 @@ TEST_F(GroupPlannerTest, LinksThatAreNotRecorded) {
   planner_.RecordLink(SlotOf({"w1"}, 1e-9));
   planner_.RecordLink(SlotOf({"w1", "w9"}, 1e-9));
   EXPECT_THAT(Take(), IsEmpty());
+  planner_.PlanGroup(run_, Slot("run-1", 0, kNow), {"w1"}).IgnoreError();
+  EXPECT_FALSE(Take().at(0).query.link.has_value()) << "one rank has no link";
   planner_.RecordLink(SlotOf({"w1", "w2"}, 1e-9));
   EXPECT_TRUE(link());
 }
@@ -335,6 +390,11 @@ TEST_F(GroupPlannerTest, PredictionOfTheStartIsKept) {
   AnswerPredictions(slot);
   EXPECT_EQ(slot.record().predicted().step(), 2);
   EXPECT_FALSE(slot.record().prediction_from_own_measurement());
+  Slot late = SlotOf({"w1"});
+  planner_.PredictGroup(run_, late);
+  late.measured = Parse<v1::StepTimes>("step: 6");
+  AnswerPredictions(late);
+  EXPECT_EQ(late.record().predicted().step(), 2) << "the group has measured its steps meanwhile";
   planner_.OnMeasured(run_, slot, member, Measurement(6));
   EXPECT_EQ(slot.record().measured_plan(0).step_seconds(), 6);
   EXPECT_EQ(slot.plans().bias, 1) << "it is not predicted yet";

@@ -125,10 +125,31 @@ TEST(HistoryTest, OldEntriesAreThinnedOut) {
       EXPECT_EQ(it->commit().participants_size(), 2);
     } else {
       EXPECT_EQ(it->commit().participants_size(), 0);
+      EXPECT_EQ(it->number() % 16, 0U);
     }
     newer = it->number();
   }
   EXPECT_LE(all.entries(0).number(), kVersions / 4U);
+}
+
+TEST(HistoryTest, OldEntriesLoseTheirParticipantsInTheStore) {
+  History history("run-1", 1);
+  Outbox out;
+  std::map<std::string, std::string> records;
+  for (uint32_t version = 1; version <= 17; ++version) {
+    v1::CommitPoint point;
+    point.set_version(version);
+    point.add_participants()->set_group(3);
+    history.Add(point, kBegin, out);
+    Commit(out, records);
+  }
+  History restored("run-1", 1);
+  ASSERT_TRUE(restored.Load(records).ok());
+  for (const v1::HistoryReply& reply : {history.Read({}), restored.Read({})}) {
+    ASSERT_THAT(NumbersOf(reply), ElementsAre(16, 17));
+    EXPECT_EQ(reply.entries(0).commit().participants_size(), 0);
+    EXPECT_EQ(reply.entries(1).commit().participants_size(), 1);
+  }
 }
 
 TEST(HistoryTest, EvaluationsAreKeptLonger) {
@@ -140,6 +161,7 @@ TEST(HistoryTest, EvaluationsAreKeptLonger) {
   history.Add(result, kBegin, out);
   for (uint32_t version = 2; version <= 1000; ++version) history.Add(PointOf(version), kBegin, out);
   EXPECT_EQ(history.Read({}).entries(0).evaluation().accuracy(), 0.5);
+  EXPECT_EQ(history.Read({}).entries(0).time_ms(), absl::ToUnixMillis(kBegin));
   for (uint32_t version = 1001; version <= 1100; ++version) {
     history.Add(PointOf(version), kBegin, out);
   }

@@ -148,6 +148,7 @@ TEST(ReplanTest, CurrentPlanIsNoChange) {
           .has_value());
   EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 80, {{.plan = PlanOf("model")}}, history).has_value())
       << "the plan has no prediction";
+  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 80, {{.plan = PlanOf("data")}}, history).has_value());
 }
 
 // The group moves to "model", which is slower than predicted, returns to "data" and stays.

@@ -97,6 +97,9 @@ TEST_F(RoundScreeningTest, RoundIsMadeAgainWithoutWhatIsLeftOut) {
   EXPECT_EQ(stored.attempt(), 2U);
   EXPECT_THAT(NewEvents(),
               ElementsAre(HasSubstr("the contribution of group 1 to round 4 was left out: ")));
+  const v1::EventsReply events = cluster_.event_log().Read({});
+  EXPECT_EQ(events.events().rbegin()->run(), "run-1");
+  EXPECT_EQ(events.events().rbegin()->group(), 1U);
   EXPECT_EQ(RecordOf(1).screened(), 1U);
   EXPECT_EQ(RecordOf(1).left_out(), 1U);
   EXPECT_EQ(RecordOf(1).newest().round(), 4U);

@@ -65,13 +65,21 @@ TEST(RoundTest, QuorumWaitsForGrace) {
   EXPECT_EQ(round.ClosesAt(2, {}), absl::InfiniteFuture()) << "there is no quorum without group 2";
 }
 
+TEST(RoundTest, QuorumIsThatOfTheFirstArrivals) {
+  Round round({.quorum = 1, .min_grace = kGrace});
+  round.Open(1);
+  round.Add(From(1, 1, 10, 5, 1), 1, kRoundStart);
+  round.Add(From(0, 1, 10, 5, 1), 1, kRoundStart + absl::Seconds(3));
+  EXPECT_EQ(round.ClosesAt(3, {}), kRoundStart + kGrace);
+}
+
 // One group cannot choose the rate of an outer optimizer.
 TEST(RoundTest, RateIsTheMedianAtTheLargestStep) {
   Round round({.quorum = 0, .min_grace = kGrace});
   round.Open(1);
-  const float rates[] = {1e9F, 0.5F, 0.5F, 7};
+  const float rates[] = {7, 0.25F, 0.5F, 1e9F};
   for (uint32_t group = 0; group < 4; ++group) {
-    v1::Contributed contributed = From(group, 1, 10, group < 3 ? 5 : 4, 1);
+    v1::Contributed contributed = From(group, 1, 10, group > 0 ? 5 : 4, 1);
     contributed.set_rate(rates[group]);
     round.Add(contributed, 1, kRoundStart);
   }
@@ -159,9 +167,17 @@ TEST(RoundTest, GroupsWithoutALossDoNotCountInTheMean) {
   round.FillTimes(kRoundStart, commit);
   EXPECT_FALSE(commit.times(0).has_loss());
   EXPECT_EQ(commit.times(1).loss(), 1.5F);
+  EXPECT_EQ(commit.times(1).generation(), 11U);
   round.Open(2);
   round.Add(From(0, 2, 300, 10, std::nullopt), 1, kRoundStart);
   EXPECT_FALSE(round.Close("run-1", kRoundStart).has_loss());
+}
+
+TEST(RoundTest, LossOfOneSample) {
+  Round round({.quorum = 0, .min_grace = kGrace});
+  round.Open(1);
+  round.Add(From(0, 1, 1, 5, 1.5F), 1, kRoundStart);
+  EXPECT_EQ(round.Close("run-1", kRoundStart).loss(), 1.5F);
 }
 
 TEST(RoundTest, ALossOfZeroIsALoss) {
@@ -204,6 +220,11 @@ TEST(RoundTest, GraceFollowsArrivals) {
   }
   EXPECT_GT(round.Grace(), absl::Seconds(30));
   EXPECT_LE(round.Grace(), absl::Seconds(32));
+  const absl::Duration grace = round.Grace();
+  round.Open(21);
+  round.Add(From(0, 21, 1, 21, 0), 1, kRoundStart);
+  round.Close("run-1", kRoundStart);
+  EXPECT_EQ(round.Grace(), grace) << "one contribution is not late";
 }
 
 TEST(RoundTest, LateArrivalsWidenGrace) {

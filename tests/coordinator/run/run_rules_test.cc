@@ -94,6 +94,8 @@ TEST(RunTest, EvaluationBoundaries) {
 TEST(RunTest, EvaluationDueAfterEpoch) {
   v1::RunRecord run = Record(2, 32, 7, 10, 0, 640);  // 10 steps per epoch
   run.mutable_spec()->mutable_evaluation()->set_every_epochs(2);
+  EXPECT_FALSE(EvaluationDue(run, 0)) << "the first one is after an epoch";
+  EXPECT_TRUE(EvaluationDue(run, 10));
   run.set_next_evaluation(2);
   EXPECT_FALSE(EvaluationDue(run, 14));
   EXPECT_TRUE(EvaluationDue(run, 21));
@@ -126,6 +128,15 @@ TEST(RunTest, TargetIsInclusive) {
   EXPECT_FALSE(TargetReached(run));
   run.mutable_test()->set_accuracy(0.91);
   EXPECT_TRUE(TargetReached(run));
+  EXPECT_TRUE(AtEnd(run, 1));
+}
+
+TEST(RunTest, RunOfOneStep) {
+  v1::RunRecord run;
+  run.mutable_spec()->mutable_averaging()->set_every_steps(1);
+  run.mutable_spec()->mutable_stop()->set_steps(1);
+  EXPECT_TRUE(Averages(run.spec()));
+  EXPECT_FALSE(AtEnd(run, 0));
   EXPECT_TRUE(AtEnd(run, 1));
 }
 

@@ -163,6 +163,16 @@ TEST_F(ShardChoiceTest, AggregatorThatRefusesForLackOfSpaceIsNotChosenForAMinute
   EXPECT_THAT(choice_.FindPlacement().chosen, ElementsAre("agg-0"));
 }
 
+TEST_F(ShardChoiceTest, AggregatorThatHasFailedToTakeAShardIsNotChosenForTenMinutes) {
+  AddAggregator("agg-0");
+  choice_.ExcludeFailed("agg-0");
+  cluster_.members().Aggregator("agg-0")->counters["disk_free_bytes"] *= 2;
+  cluster_.Begin(kStart + absl::Minutes(10) - absl::Seconds(1));
+  EXPECT_THAT(choice_.FindPlacement().chosen, IsEmpty());
+  cluster_.Begin(kStart + absl::Minutes(10));
+  EXPECT_THAT(choice_.FindPlacement().chosen, ElementsAre("agg-0"));
+}
+
 TEST_F(ShardChoiceTest, RefusalDoesNotCountWhenMoreIsFree) {
   Member& member = AddMember(v1::ROLE_AGGREGATOR, "agg-0");
   Refuse(member, kTooLittleSpace);

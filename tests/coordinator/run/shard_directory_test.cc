@@ -109,6 +109,8 @@ TEST_F(ShardDirectoryTest, AggregatorThatHasNotJoinedIsAwaySinceTheStart) {
   Wait(absl::Minutes(1));
   EXPECT_EQ(directory_.FindAway()->name, "agg-0");
   EXPECT_EQ(directory_.FindAway()->since, kStart);
+  cluster_.members().Remove("agg-1");
+  EXPECT_EQ(directory_.FindAway()->name, "agg-0") << "the one of the first shard";
 }
 
 TEST_F(ShardDirectoryTest, OpenShardsAwaitNoAggregator) {

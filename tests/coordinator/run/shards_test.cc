@@ -59,6 +59,16 @@ TEST_F(ShardsTest, AggregatorOwnsItsShard) {
   EXPECT_TRUE(shards_.MayStore("agg-2", 1)) << "others may have been chosen since";
 }
 
+TEST_F(ShardsTest, TargetsOfMovesMayStoreTheShard) {
+  run_.mutable_move()->set_shard(1);
+  run_.mutable_move()->set_to("agg-2");
+  EXPECT_TRUE(shards_.MayStore("agg-2", 1)) << "the move may be complete";
+  EXPECT_FALSE(shards_.MayStore("agg-2", 0)) << "another shard moves there";
+  EXPECT_FALSE(shards_.MayStore("agg-3", 1)) << "it moves to another one";
+  run_.add_leaving("agg-3");
+  EXPECT_TRUE(shards_.MayStore("agg-3", 1)) << "it may have moved there again";
+}
+
 TEST_F(ShardsTest, OpenedLostAndClosed) {
   EXPECT_FALSE(shards_.AllOpen());
   EXPECT_FALSE(shards_.AllKnown());

@@ -119,6 +119,36 @@ TEST_F(StaleRecordTest, ShardIsWhereItsNewestVersionIs) {
   EXPECT_EQ(Report(0, 6)->record.shards(0), "agg-0");
 }
 
+// What other aggregators have counts only if it is newer.
+TEST_F(StaleRecordTest, OtherAggregatorsOfAShardWithValuesAreNotUsed) {
+  stale_.Add(5);
+  v1::RunReport other = ReportOf(0, 5);
+  other.mutable_state()->set_digest(9);
+  EXPECT_FALSE(stale_.OnReport(run_, "agg-2", other).has_value());
+  Report(0, 5);
+  const auto rebuilt = Report(1, 5);
+  ASSERT_TRUE(rebuilt.has_value()) << stale_.problem();
+  EXPECT_EQ(rebuilt->record.shards(0), "agg-0");
+}
+
+TEST_F(StaleRecordTest, OtherAggregatorsWithoutValuesAreNotUsed) {
+  stale_.Add(5);
+  v1::RunReport hollow = ReportOf(0, 5);
+  hollow.clear_state();
+  stale_.OnReport(run_, "agg-2", hollow);
+  EXPECT_FALSE(Report(1, 5).has_value());
+  EXPECT_THAT(stale_.problem(), HasSubstr("shard 0 of 2 is missing"));
+}
+
+TEST_F(StaleRecordTest, OtherAggregatorsOfAnotherNumberOfShardsAreNotUsed) {
+  stale_.Add(5);
+  v1::RunReport other = ReportOf(0, 5);
+  other.mutable_open()->set_shards(3);
+  stale_.OnReport(run_, "agg-2", other);
+  EXPECT_FALSE(Report(1, 5).has_value());
+  EXPECT_THAT(stale_.problem(), HasSubstr("shard 0 of 2 is missing"));
+}
+
 TEST_F(StaleRecordTest, VersionThatAnAggregatorHadIsAwaited) {
   stale_.Add(6);
   Report(0, 5);
