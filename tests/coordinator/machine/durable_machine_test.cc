@@ -146,8 +146,13 @@ class NotingStore final : public Store {
     return store_.Scan(prefix);
   }
   absl::Status Commit(const std::vector<Op>& ops) override { return store_.Commit(ops); }
+  absl::StatusOr<uint64_t> BeginEpoch(uint64_t above, absl::Time now) override {
+    began_above = above;
+    return Store::BeginEpoch(above, now);
+  }
 
   std::set<std::string> read;
+  uint64_t began_above = 0;
 
  private:
   testing::MemoryStore store_;
@@ -172,6 +177,20 @@ TEST_F(DurableMachineTest, OnlyCommitsThatAreNeededAreRead) {
   // The screen remembers the changes of eight rounds; round 21 may be closing.
   for (uint32_t round = 12; round <= 21; ++round) needed.insert(CommitKey(old.run(), round));
   EXPECT_EQ(store.read, needed);
+}
+
+// Whatever the clock says.
+TEST_F(DurableMachineTest, EpochIsAboveThatOfTheStoreAndOfMembers) {
+  v1::MetaRecord meta;
+  meta.set_epoch(1'000'000'000'000);
+  for (const uint64_t member : {uint64_t{0}, meta.epoch() + 1}) {
+    NotingStore store({{kMetaKey, meta.SerializeAsString()}});
+    DurableMachine::Options options;
+    options.commit = [&](const std::vector<Store::Op>& ops) { return store.Commit(ops); };
+    DurableMachine machine(std::move(options), now_);
+    ASSERT_THAT(machine.Restore(store, now_, member), IsOk());
+    EXPECT_EQ(store.began_above, std::max(member, meta.epoch()));
+  }
 }
 
 TEST_F(DurableMachineTest, RestoredRunHasItsNewestCommit) {
@@ -244,7 +263,7 @@ TEST_F(DurableMachineTest, LeaseEndsAfterTheWait) {
   Join(1);
   WaitUntil(now_ + kLease - absl::Seconds(1));
   EXPECT_EQ(LeasesLost(), 0u);
-  WaitUntil(now_ + absl::Seconds(2));
+  WaitUntil(now_ + absl::Seconds(1));
   EXPECT_EQ(LeasesLost(), 1u);
 }
 
@@ -340,6 +359,9 @@ TEST_F(DurableMachineTest, LimitIsReportedOnce) {
   now_ += absl::Milliseconds(100);
   EXPECT_EQ(Do({}).limit, "");
   EXPECT_EQ(probes_, probes) << "it is looked for once a second";
+  now_ += absl::Seconds(1);
+  EXPECT_EQ(Do({}).limit, "") << "it is known";
+  EXPECT_EQ(probes_, probes + 1);
   limit_ = "";
   WaitUntil(now_ + absl::Seconds(30));
   EXPECT_NE(machine_->machine().Status(now_).coordinator().exhausted(), "");

@@ -31,6 +31,30 @@ TEST_F(MachineNamesTest, ARunOfTheSameNameIsJoined) {
   EXPECT_EQ(cluster_.Counter("runs_submitted"), 2u);
 }
 
+TEST_F(MachineNamesTest, RunsOfOtherNamesDoNotMatter) {
+  const std::string run = cluster_.Submit(OpaqueSpec(1));
+  v1::RunSpec other = OpaqueSpec(1);
+  other.set_name("other");
+  cluster_.Submit(other);
+  cluster_.StopRun("test");
+  EXPECT_THAT(cluster_.last_status, IsOk());
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_STOPPED);
+}
+
+// Both requests are handled before the runs are settled.
+TEST_F(MachineNamesTest, RunMayBeDeletedInTheTurnInWhichItEnds) {
+  AddMembers(1, 2);
+  const std::string run = cluster_.Submit(MakeSpec(1, 3, 5, 20));
+  Machine& machine = cluster_.machine();
+  machine.Handle(StopRun{.request = 90, .run = run}, cluster_.now());
+  machine.Handle(DeleteRun{.request = 91, .run = run}, cluster_.now());
+  machine.Settle(cluster_.now());
+  const absl::Time later = cluster_.now() + absl::Hours(1);
+  machine.Handle(Tick{}, later);
+  machine.Settle(later);
+  EXPECT_EQ(machine.Status(later).runs_size(), 0);
+}
+
 // Parameters are compared between opaque models only.
 TEST_F(MachineNamesTest, OpaqueAndNativeModelsDiffer) {
   v1::RunSpec native = OpaqueSpec(1);

@@ -17,6 +17,16 @@ class MachineObligationsTest : public MachineTest {
   size_t CountLate(const std::string& run) { return cluster_.machine().Gauges(run).late; }
   v1::AggregatorStatus AggregatorOf(int i) { return cluster_.Status().aggregators(i); }
   FakeAggregator& agg(int i) { return cluster_.aggregators()[i]; }
+  // The first event about something that is late, with this text.
+  v1::ClusterEvent FirstDelayed(const std::string& text = "") {
+    const v1::EventsReply events = cluster_.Events();
+    for (const v1::ClusterEvent& event : events.events()) {
+      const bool has_text = event.text().find(text) != std::string::npos;
+      if (event.kind() == v1::EVENT_KIND_ORDER_DELAYED && has_text) return event;
+    }
+    ADD_FAILURE() << "nothing was late";
+    return v1::ClusterEvent();
+  }
 };
 
 TEST_F(MachineObligationsTest, OrderThatTheAggregatorDoesNotReportIsNamed) {
@@ -33,7 +43,12 @@ TEST_F(MachineObligationsTest, OrderThatTheAggregatorDoesNotReportIsNamed) {
   EXPECT_EQ(CountLate(run), 2U);
   EXPECT_TRUE(HasEvent(v1::EVENT_KIND_ORDER_DELAYED, "aggregator agg-1 has not applied round 1"));
   ASSERT_EQ(AggregatorOf(1).delayed_orders_size(), 1);
+  EXPECT_EQ(AggregatorOf(1).delayed_orders(0).run(), run);
   EXPECT_EQ(AggregatorOf(1).delayed_orders(0).order(), "apply");
+  EXPECT_EQ(AggregatorOf(1).delayed_orders(0).reason(), "it does not report this order");
+  EXPECT_EQ(FirstDelayed().run(), run);
+  EXPECT_EQ(FirstDelayed().member(), "agg-0");
+  EXPECT_FALSE(FirstDelayed().has_group());
   EXPECT_GE(AggregatorOf(1).delayed_orders(0).seconds(), 30);
   // The order is repeated, and carried out.
   cluster_.behaviour.apply = true;
@@ -66,8 +81,8 @@ TEST_F(MachineObligationsTest, ErrorOfTheAggregatorIsNamed) {
     cluster_.Run(absl::Seconds(0.25));
   }
   cluster_.Send(agg(0), heartbeat);
-  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_ORDER_DELAYED,
-                       "aggregator agg-0 has not applied round 1 to shard 0 for 3"));
+  EXPECT_THAT(FirstDelayed("aggregator agg-0 has not applied round 1 to shard 0 for 3").text(),
+              HasSubstr("version-1.new: No space left on device"));
   EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("aggregator agg-0"),
                                    HasSubstr("version-1.new: No space left on device")));
   EXPECT_EQ(AggregatorOf(0).delayed_orders_size(), 2) << "its own report";
@@ -102,6 +117,34 @@ TEST_F(MachineObligationsTest, GroupThatDoesNotLoadIsNamed) {
   cluster_.Run(absl::Seconds(36));
   EXPECT_THAT(ReasonOf(run), HasSubstr("has made no progress and not loaded version 1 for 3"));
   EXPECT_EQ(CountLate(run), 1U);
+  EXPECT_EQ(FirstDelayed().run(), run);
+  EXPECT_TRUE(FirstDelayed().has_group());
+  EXPECT_EQ(FirstDelayed().member(), "w0");
+}
+
+TEST_F(MachineObligationsTest, WorkerWithTheNameOfAnAggregatorIsNone) {
+  cluster_.AddAggregator("same");
+  cluster_.AddWorker("same");
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+  cluster_.behaviour.adopt = false;
+  Train(run);
+  cluster_.Lead(run, 0).activity = v1::ACTIVITY_EXCHANGING;
+  cluster_.Lead(run, 0).hung = true;
+  cluster_.Run(absl::Seconds(36));
+  EXPECT_EQ(CountLate(run), 1U);
+  EXPECT_EQ(AggregatorOf(0).delayed_orders_size(), 0);
+}
+
+TEST_F(MachineObligationsTest, GroupOfARunWithoutShardsIsNamed) {
+  cluster_.behaviour.evaluate = false;
+  cluster_.AddWorkers(1);
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 0, 5));
+  Train(run);
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+  cluster_.Lead(run, 0).activity = v1::ACTIVITY_EVALUATING;
+  cluster_.Lead(run, 0).hung = true;
+  cluster_.Run(absl::Seconds(40));
+  EXPECT_THAT(ReasonOf(run), HasSubstr("no progress and not evaluated its part"));
 }
 
 // A group makes progress at least as often as after ten of its steps.
@@ -156,6 +199,15 @@ TEST_F(LargeShardObligationsTest, OrderMayTakeAsLongAsASlowDisk) {
   EXPECT_THAT(ReasonOf(run), HasSubstr("has not applied round 1 to shard 0 for "));
 }
 
+TEST_F(LargeShardObligationsTest, ShardMayBeReadOnceToOpenIt) {
+  cluster_.behaviour.open = false;
+  const std::string run = SubmitTo(2, 1, MakeSpec(1, 1, 5, 100));
+  cluster_.Run(absl::Seconds(425));
+  EXPECT_EQ(cluster_.machine().Gauges(run).late, 0U);
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_EQ(cluster_.machine().Gauges(run).late, 2U);
+}
+
 // Orders and requests that restore a lost shard.
 class LostShardObligationsTest : public RestoreShardTest {
  protected:
@@ -185,7 +237,7 @@ TEST_F(LostShardObligationsTest, ShardThatIsNotOpenedForItsValuesIsNamed) {
 }
 
 TEST_F(LostShardObligationsTest, GroupThatDoesNotStageItsValuesIsNamed) {
-  Begin();
+  const std::string run = Begin();
   cluster_.behaviour.restage = false;
   cluster_.Wipe(agg(0));
   for (FakeWorker& worker : cluster_.workers()) {
@@ -193,6 +245,7 @@ TEST_F(LostShardObligationsTest, GroupThatDoesNotStageItsValuesIsNamed) {
     worker.hung = true;
   }
   EXPECT_TRUE(IsNamed("not staged its values for lost shard 0"));
+  EXPECT_EQ(cluster_.machine().Gauges(run).late, 1U) << "one group has the values";
 }
 
 TEST_F(LostShardObligationsTest, VersionThatIsNotRestoredIsNamed) {

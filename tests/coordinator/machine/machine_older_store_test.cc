@@ -52,8 +52,11 @@ TEST_F(OlderStoreTest, RunContinuesFromItsNewestVersion) {
   };
   const uint64_t samples = samples_of_round();
   EXPECT_GT(samples, 0u);
+  ASSERT_GT(cluster_.History(run).entries_size(), 0);
   cluster_.RollBackStore(copy);
   EXPECT_EQ(VersionOf(run), 5u);
+  EXPECT_EQ(cluster_.Counter("runs_brought_forward"), 1U);
+  EXPECT_EQ(cluster_.History(run).entries_size(), 0) << "that of the copy is not continued";
   EXPECT_EQ(samples_of_round(), samples);
   EXPECT_EQ(cluster_.RunStatus(run).digest(), before.digest());
   EXPECT_EQ(cluster_.RunStatus(run).step(), before.step());

@@ -130,6 +130,26 @@ TEST_F(MachinePlanningTest, MeasurementsAreShownAndStored) {
   EXPECT_EQ(record.times().time(0).layer(), "fc1");
 }
 
+TEST_F(MachinePlanningTest, TimeOfThePlanIsStoredBeforeItsPrediction) {
+  const std::string run = Begin(2);
+  cluster_.hold_searches = true;
+  Measure(run, 0.1);
+  v1::GroupRecord record;
+  ASSERT_TRUE(record.ParseFromString(cluster_.store().at(GroupKey(run, 0))));
+  ASSERT_EQ(record.measured_plan_size(), 1);
+  EXPECT_EQ(record.measured_plan(0).step_seconds(), 0.1);
+}
+
+using MachineWithoutPlanningTest = MachineTest;
+
+TEST_F(MachineWithoutPlanningTest, MeasurementsChangeNoPlan) {
+  const std::string run = SubmitTo(1, 2, MakeSpec(1, 2, 5, 1000));
+  cluster_.Measure(cluster_.Lead(run, 0), 0.1);
+  Train(run);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1U);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 1U);
+}
+
 TEST_F(MachinePlanningTest, LaterRunUsesMeasurements) {
   const std::string first = Begin(2, 20);
   EXPECT_EQ(MeshOf(first), "data");
@@ -457,6 +477,13 @@ INSTANTIATE_TEST_SUITE_P(
                            },
                            0.03},
                       Kept{"SmallGain", [](v1::RunSpec&) {}, 0.046},
+                      Kept{"StagesOfTheUser",
+                           [](v1::RunSpec& s) {
+                             v1::MeshAxis& axis = *s.mutable_cluster()->add_mesh();
+                             axis.set_name("stage");
+                             axis.set_size(2);
+                           },
+                           0.03},
                       Kept{"NeverAveraging", [](v1::RunSpec& s) { s.clear_averaging(); }, 0.03}),
     [](const auto& info) { return info.param.label; });
 

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "coordinator/store/keys.h"
 #include "tests/base/expect.h"
@@ -20,6 +22,16 @@ class MachineProgramsTest : public MachineTest {
       if (message.has_run_ended()) return &message.run_ended();
     }
     return nullptr;
+  }
+  static int CountWaiting(const FakeWorker& worker) {
+    return std::count_if(worker.received.begin(), worker.received.end(),
+                         [](const v1::CoordinatorMessage& one) { return one.has_waiting(); });
+  }
+  // Whether the store has ranks whose return is awaited.
+  bool StoresLostRanks() {
+    return std::any_of(cluster_.store().begin(), cluster_.store().end(), [](const auto& record) {
+      return absl::StartsWith(record.first, kLostRankPrefix);
+    });
   }
   // What the worker waits for, by the newest message that it has received.
   static std::string AwaitedBy(const FakeWorker& worker) {
@@ -62,6 +74,19 @@ TEST_F(MachineProgramsTest, RankThatLeavesEndsItsProgramOnly) {
   EXPECT_EQ(EndOf(first)->reason(), "rank 1 of this program has left: the loop has ended");
   EXPECT_EQ(EndOf(other), nullptr);
   EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
+  cluster_.Kill(first);
+  cluster_.Run(absl::Seconds(30));
+  EXPECT_FALSE(StoresLostRanks()) << "no rank of the program is awaited";
+}
+
+TEST_F(MachineProgramsTest, ProgramOfOneRankAwaitsNoOther) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.Submit(OpaqueSpec(2));
+  FakeWorker& only = cluster_.AddRank("program", "test", 1, 0);
+  cluster_.AddRank("other", "test", 1, 0);
+  cluster_.Kill(only);
+  cluster_.Run(absl::Seconds(30));
+  EXPECT_FALSE(StoresLostRanks());
 }
 
 TEST_F(MachineProgramsTest, DisconnectedRankLearnsThatAnotherHasLeft) {
@@ -153,9 +178,35 @@ TEST_F(MachineProgramsTest, ProgramLearnsWhatItsRunWaitsFor) {
   EXPECT_TRUE(rank.assignment.has_value());
 }
 
+TEST_F(MachineProgramsTest, OtherRunsAndEndedOnesAreNotAwaited) {
+  const std::string none = "waiting for the run: the coordinator has none of this id or name";
+  v1::RunSpec other = OpaqueSpec(1);
+  other.set_name("other");
+  cluster_.Submit(other);
+  FakeWorker& rank = cluster_.AddRank("program", "test", 1, 0);
+  EXPECT_EQ(AwaitedBy(rank), none);
+  const std::string ended = cluster_.Submit(OpaqueSpec(1));
+  cluster_.StopRun(ended);
+  FakeWorker& late = cluster_.AddRank("late", "test", 1, 0);
+  ASSERT_NE(EndOf(late), nullptr);
+  cluster_.Submit(OpaqueSpec(1));
+  const FakeWorker& next = cluster_.AddRank("next", "test", 1, 0);
+  EXPECT_EQ(EndOf(next), nullptr) << "a younger run of the name is live";
+  EXPECT_EQ(AwaitedBy(next), "waiting for aggregators: 0 of 1 connected");
+}
+
+TEST_F(MachineProgramsTest, EndOfAYoungerRunOfTheNameEndsNoProgram) {
+  cluster_.Submit(OpaqueSpec(1));
+  const std::string younger = cluster_.Submit(OpaqueSpec(1));
+  cluster_.StopRun(younger);
+  const FakeWorker& rank = cluster_.AddRank("program", "test", 1, 0);
+  EXPECT_EQ(EndOf(rank), nullptr);
+}
+
 TEST_F(MachineProgramsTest, OnlyRanksThatWaitAreToldWhy) {
   cluster_.AddAggregator("agg-0");
   FakeWorker& worker = cluster_.AddWorker("w0");
+  cluster_.Run(absl::Seconds(5));
   EXPECT_EQ(AwaitedBy(worker), "") << "it is no rank of a program";
   const std::string run = cluster_.Submit(OpaqueSpec(1));
   FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
@@ -164,12 +215,14 @@ TEST_F(MachineProgramsTest, OnlyRanksThatWaitAreToldWhy) {
   first.received.clear();
   cluster_.Reconnect(first);
   EXPECT_EQ(AwaitedBy(first), missing) << "it has forgotten the message with its stream";
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(CountWaiting(first), 1) << "nothing else is missing";
   FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
   ASSERT_TRUE(first.assignment.has_value() && second.assignment.has_value());
   first.received.clear();
   cluster_.Cut(second);
   cluster_.Reconnect(first);
-  EXPECT_EQ(AwaitedBy(first), "") << "it has a rank";
+  EXPECT_EQ(CountWaiting(first), 0) << "it has a rank";
 }
 
 // The limit of a lost rank passes while no run of the name is there.
@@ -215,6 +268,7 @@ TEST_F(MachineProgramsTest, KilledRankEndsItsProgramAfterALimit) {
   EXPECT_THAT(cluster_.RunStatus(run).warnings(0), HasSubstr("rank 1 ('program-2' on host"));
   EXPECT_EQ(EndOf(other), nullptr);
   EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
+  EXPECT_FALSE(StoresLostRanks());
   // A new start of the program takes its slot.
   cluster_.AddRank("again", "test", 2, 0);
   const FakeWorker& again = cluster_.AddRank("again", "test", 2, 1);
@@ -391,6 +445,15 @@ TEST_F(MachineProgramsTest, ASecondProcessOfARankIsRefused) {
   const FakeWorker& third = cluster_.AddRank("program", "test", 3, 1);
   EXPECT_THAT(third.received.back().refused().reason(), HasSubstr("of 2 ranks"));
   EXPECT_EQ(cluster_.Status().workers_size(), 1) << "the others have not joined";
+  FakeWorker& first = cluster_.workers()[0];
+  first.received.clear();
+  cluster_.Connect(first);
+  ASSERT_FALSE(first.received.empty());
+  EXPECT_TRUE(first.received.front().has_welcome()) << "the same process, by a second stream";
+  cluster_.Cut(first);
+  const FakeWorker& successor = cluster_.AddRank("program", "test", 2, 0);
+  ASSERT_FALSE(successor.received.empty());
+  EXPECT_TRUE(successor.received.front().has_welcome()) << "the process is away";
 }
 
 TEST_F(MachineProgramsTest, ProgramsLearnOfTheEndOfTheirRun) {

@@ -47,6 +47,17 @@ class QueueTest : public MachineTest {
   FakeAggregator& agg(size_t i) { return cluster_.aggregators()[i]; }
 };
 
+// Programs plan their own ranks.
+TEST_F(QueueTest, OnlyRunsOfWorkersNeedAPlan) {
+  Machine::Options options;
+  options.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> {
+    return absl::InvalidArgumentError("layer 'fc1' is too large");
+  };
+  EXPECT_THAT(CheckSpec(options, MakeSpec(1, 2, 5, 20)),
+              IsError(kInvalidArgument, "no plan for groups of 2: layer 'fc1' is too large"));
+  EXPECT_THAT(CheckSpec(options, OpaqueSpec(1)), IsOk());
+}
+
 // Other events are handled in between, but no later run takes the workers.
 TEST_F(QueueTest, ManyGroupsAreFormedInParts) {
   constexpr int kGroups = 2 * Runs::kMaxFormations + 3;

@@ -149,6 +149,10 @@ TEST_F(RestoreShardTest, ClosingRoundThatTheShardHadAppliedAndLost) {
   agg(0).shards = disk;
   cluster_.Restart(agg(0));
   cluster_.Restart(agg(1));
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_SHARD_LOST,
+                       "shard 0 is lost: aggregator agg-0 holds version 1 of shard 0, but it had "
+                       "applied round 2"));
+  EXPECT_EQ(cluster_.Counter("shards_lost"), 1U);
   EXPECT_EQ(VersionOf(run), 2u);
   EXPECT_EQ(agg(0).shards.at(run).version, 2u);
   ExpectRestored(run);

@@ -1,4 +1,4 @@
-// Changes of the number of groups of a run, and draining of workers.
+// Changes of the number of groups of a run and of ranks of a group, and draining of workers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -103,6 +103,33 @@ TEST_F(MachineScalingTest, LaterRequestReplacesEarlierOne) {
   EXPECT_EQ(cluster_.RunStatus(run).scaling_to(), 0U);
   TrainAll(cluster_);
   EXPECT_EQ(cluster_.RunStatus(run).groups(), 2U);
+}
+
+// There is no plan for three ranks.
+TEST_F(MachineScalingTest, GroupGrowsOnlyToASizeThatHasAPlan) {
+  FakeCluster cluster([](Machine::Options& options) {
+    options.plan = [](const v1::RunSpec&, int ranks) -> absl::StatusOr<v1::Plan> {
+      if (ranks == 3) return absl::InvalidArgumentError("three ranks cannot train it");
+      return v1::Plan();
+    };
+  });
+  cluster.behaviour.train = false;
+  cluster.AddAggregator("agg-0");
+  cluster.AddWorkers(4);
+  const std::string run = cluster.Submit(MakeSpec(1, 4, 5, 1000));
+  cluster.Kill(cluster.Rank(run, 0, 3));
+  cluster.Kill(cluster.Rank(run, 0, 2));
+  cluster.Run(absl::Minutes(1));
+  ASSERT_EQ(cluster.Group(run, 0).members_size(), 2);
+  cluster.AddWorker("third");
+  cluster.ContributeOnce(cluster.Lead(run, 0));
+  ASSERT_EQ(cluster.RunStatus(run).version(), 1U);
+  EXPECT_EQ(cluster.Counter("groups_grown"), 0U);
+  cluster.AddWorker("fourth");
+  cluster.ContributeOnce(cluster.Lead(run, 0));
+  ASSERT_EQ(cluster.RunStatus(run).version(), 2U);
+  EXPECT_EQ(cluster.Counter("groups_grown"), 1U);
+  EXPECT_EQ(cluster.Group(run, 0).members_size(), 4);
 }
 
 // The commit record, and with it what the aggregators store, is decided.

@@ -446,6 +446,25 @@ TEST_F(MachineShardsTest, MismatchedAnswersAreIgnored) {
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
 }
 
+TEST_F(MachineShardsTest, AnswersOfOtherShardsAreNotTaken) {
+  const std::string run = Begin();
+  cluster_.behaviour.open = false;
+  cluster_.Reconnect(agg(0));
+  v1::RunOpened opened;
+  opened.set_run(run);
+  opened.set_digest(agg(0).shards.at(run).digests.at(0));
+  opened.set_shards(3);
+  cluster_.Send(agg(0), opened);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1U) << "another number of shards";
+  opened.set_shards(2);
+  opened.set_shard(1);
+  cluster_.Send(agg(0), opened);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 2U) << "the shard of another aggregator";
+  opened.set_shard(0);
+  cluster_.Send(agg(0), opened);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 2U);
+}
+
 TEST_F(MachineShardsTest, NewShardAddressIsSent) {
   const std::string run = Begin();
   cluster_.Kill(agg(1));

@@ -182,7 +182,8 @@ TEST_F(AdoptTest, RunContinues) {
   EXPECT_EQ(cluster_.RunStatus(run).digest(), digest_);
   EXPECT_EQ(cluster_.RunStatus(run).samples(), 2u * 10 * 32);
   cluster_.Run(absl::Seconds(2));
-  EXPECT_GE(cluster_.Group(run, 0).generation(), generation + 1'000'000);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation + 1'000'001);
+  EXPECT_EQ(cluster_.Counter("runs_adopted"), 1U);
   cluster_.RestartCoordinator();  // What was adopted is durable.
   cluster_.behaviour.train = true;
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
@@ -203,6 +204,12 @@ TEST_F(AdoptTest, AdoptionsThatAreRefused) {
   const std::string run = Lose();
   cluster_.Adopt("run-7-other");
   EXPECT_THAT(cluster_.last_status, IsError(kNotFound, "no connected aggregator stores a run"));
+  cluster_.Kill(agg(0));
+  cluster_.Kill(agg(1));
+  EXPECT_EQ(cluster_.Adopt().runs_size(), 0);
+  EXPECT_THAT(cluster_.last_status, IsOk()) << "there is none to adopt";
+  cluster_.Restart(agg(0));
+  cluster_.Restart(agg(1));
   const ConnectionId stream = agg(1).connection;
   agg(1).connection = 999;  // It does not receive the order.
   cluster_.Adopt(run);
