@@ -14,6 +14,8 @@ class Equivalent:
     before: str
     after: str
     reason: str
+    # Number of places in the source that it is about.
+    sites: int = 1
 
     def fits(self, path, text, before, after):
         def flat(code):
@@ -44,7 +46,6 @@ EQUIVALENT = (
                "numbers of traces of different starts differ as well"),
     Equivalent("coordinator/cluster/run_queue.cc", "KeyOf(a) < KeyOf(b)", "KeyOf(a) < KeyOf(b)", "KeyOf(a) <= KeyOf(b)",
                "the keys of two runs differ"),
-    Equivalent("coordinator/run/claims.cc", "uint64_t step = 0;", "0", "1", "every object has a value for it"),
     Equivalent("coordinator/run/prediction_error_cause.cc", "const double sign", "1", "2",
                "what is compared is twice as large on both sides"),
     Equivalent("coordinator/run/prediction_error_cause.cc", "const double sign", "-1", "-2",
@@ -94,4 +95,28 @@ EQUIVALENT = (
     *(Equivalent("member/shard_exchange.cc", "const uint64_t seed", before, after,
                  "a seed of the waits before retries may be any number")
       for before, after in (("32", "0"), ("32", "33"), ("32", "64"), ("64", "0"), ("64", "65"), ("64", "128"))),
+    *(Equivalent("coordinator/run/group_planner.cc", text, before, after,
+                 "the names of the two kinds of devices differ as well")
+      for text, before, after in (
+          ("const bool cuda = worker", "worker.device_kind() == v1::Cluster::CUDA",
+           "worker.device_kind() != v1::Cluster::CUDA"),
+          ("return cuda ?", "cuda", "!(cuda)"))),
+    *(Equivalent("coordinator/run/group_planner.cc", "while (bytes / unit", before, after,
+                 "a size that begins with 128 units is rounded to the same number by units of twice the size")
+      for before, after in (("bytes / unit >= 128", "bytes / unit > 128"), ("128", "129"))),
+    Equivalent("coordinator/run/aggregators.cc", "++shard) {", "shard < shards_.size()", "shard <= shards_.size()",
+               "no aggregator owns a shard of this number, and it accepts nothing", sites=2),
+    Equivalent("coordinator/cluster/measurements.cc", "a.second.order < b.second.order",
+               "a.second.order < b.second.order", "a.second.order <= b.second.order",
+               "the numbers of two entries differ", sites=2),
+    *(Equivalent("coordinator/run/shard_placement.cc", text, before, before.replace(" < ", " <= "),
+                 "the names of two aggregators differ")
+      for text, before in (
+          ("return std::tuple(-FreeOf(a)", "std::tuple(-FreeOf(a), a.name) < std::tuple(-FreeOf(b), b.name)"),
+          ("best == nullptr", "order(one) < order(*best)"))),
+    Equivalent("coordinator/machine/stored_runs.cc", "generation + kUnknownGenerations, 0", "0", "1",
+               "a run that the aggregator stores is known, so the number 1 is used"),
+    Equivalent("server/order_queue.cc", "return a.second.delay.since", "a.second.delay.since < b.second.delay.since",
+               "a.second.delay.since <= b.second.delay.since",
+               "any of the orders that were begun at the same time may be named"),
 )
