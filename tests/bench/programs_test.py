@@ -227,8 +227,11 @@ class AggregatorTest(unittest.TestCase):
                                      "--streams", "2", "--threads", "2", "--rounds", "2")  # fmt: skip
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual(os.listdir(folder), [])
-        limits, *lines = map(json.loads, result.stdout.splitlines())
+        limits, *lines, start = map(json.loads, result.stdout.splitlines())
         self.assertEqual(limits["measurement"], "limits")
+        self.assertEqual(start["measurement"], "start")
+        self.assertGreater(start["bytes"], 3e6)
+        self.assertGreaterEqual(start["verified_seconds"], start["listens_seconds"])
         for field in ("copy", "grpc", "disk"):
             self.assertGreater(limits[f"{field}_gb_per_second"], 0)
         kinds = ("mean", "outer", "int8", "e3m0+outer")

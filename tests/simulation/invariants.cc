@@ -240,7 +240,7 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   // Nor does a store that is older than the move of a shard name its aggregator, until that of
   // another shard shows that the record is older.
   for (int i = 0; i < std::min(before.shards_size(), record.shards_size()); ++i) {
-    if (before.version() == 0 || before.shards(i) == record.shards(i)) continue;
+    if (record.version() == 0 || before.shards(i) == record.shards(i)) continue;
     moved_.at[{run, i}] = record.version();
     moved_.left.emplace(run, before.shards(i));
     if (before.move().from_copy() && before.move().to() == record.shards(i)) {

@@ -250,8 +250,8 @@ TEST(AdoptionTest, ShardThatHasMovedIsALeftover) {
   }
 }
 
-// Of two aggregators with the same version of a shard, the one to which it has moved was opened
-// with newer generations, or at a newer version.
+// Two aggregators have the same version of a shard: the one to which it has moved was opened with
+// newer generations, or at a newer version.
 TEST(AdoptionTest, ShardIsWhereItWasOpenedLast) {
   for (const std::string moved_to : {"agg-0", "agg-2"}) {
     RunReports reports = ReportsAt(5, 5);
