@@ -26,6 +26,9 @@ namespace {
 
 // Maximum number of warnings of a heartbeat.
 constexpr int kMaxWarnings = 64;
+// Health checks for this service ask whether the aggregator has verified its files and joined the
+// coordinator.
+constexpr char kReadiness[] = "readiness";
 
 }  // namespace
 
@@ -58,46 +61,39 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
       std::make_unique<RoundsService>(settings.service, *aggregator->host_, aggregator->counters_);
   CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,
                          Daemon::Start(settings.server, {aggregator->service_.get()}));
-  {
-    absl::MutexLock lock(&aggregator->mutex_);
-    for (const auto& [run, progress] : aggregator->host_->Unverified()) {
-      aggregator->orders_.Block(run);
-    }
+  if (aggregator->host_->Unverified().empty()) {
+    CADRE_RETURN_IF_ERROR(aggregator->Join());
+  } else {
+    aggregator->daemon_->SetServing(kReadiness, false);
+    aggregator->verifier_ = std::thread([raw = aggregator.get()] { raw->VerifyAndJoin(); });
   }
-  aggregator->verifier_ = std::thread([raw = aggregator.get()] { raw->VerifyFiles(); });
-  CADRE_RETURN_IF_ERROR(aggregator->Join());
   return aggregator;
 }
 
-void Aggregator::VerifyFiles() {
-  while (VerifyNext()) {
+void Aggregator::VerifyAndJoin() {
+  absl::Status status;
+  for (const auto& [run, progress] : host_->Unverified()) {
+    do {
+      status = host_->Verify(run, stop_.get_token());
+    } while (WaitsToVerifyAgain(run, status));
+    if (!status.ok()) break;
   }
-}
-
-bool Aggregator::VerifyNext() {
-  std::optional<std::string> run;
+  if (status.ok()) status = Join();
+  if (status.ok() || absl::IsCancelled(status)) return;
   {
     absl::MutexLock lock(&mutex_);
-    if (!draining_) run = orders_.NextBlocked();
-  }
-  if (!run.has_value()) return false;
-  const absl::Status verified = host_->Verify(*run, stop_.get_token());
-  {
-    absl::MutexLock lock(&mutex_);
-    verification_ = verified;
-    if (verified.ok()) {
-      orders_.Unblock(*run);
-      changed_.NotifyAll();
-      return true;
-    }
-    if (absl::IsCancelled(verified)) return false;
-    LOG(ERROR) << "the files of run " << *run << " cannot be verified: " << verified;
-    if (IsTransient(verified)) {
-      return !changed_.WaitFor(mutex_, options_.orders.retry_wait, [&] { return draining_; });
-    }
+    start_ = status;
   }
   if (options_.ended) options_.ended();
-  return false;
+}
+
+bool Aggregator::WaitsToVerifyAgain(const std::string& run, const absl::Status& verified) {
+  absl::MutexLock lock(&mutex_);
+  verification_ = verified;
+  if (!IsTransient(verified)) return false;
+  LOG(ERROR) << "the files of run " << run << " cannot be verified: " << verified;
+  const auto ends = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return draining_; };
+  return !changed_.WaitFor(mutex_, options_.orders.retry_wait, ends);
 }
 
 absl::Status Aggregator::Join() {
@@ -140,12 +136,18 @@ absl::Status Aggregator::Join() {
       warning.set_text(text);
       if (heartbeat.warnings_size() == kMaxWarnings) break;
     }
-    for (v1::DelayedOrder& delayed : DelayedOrders()) {
+    absl::MutexLock lock(&mutex_);
+    for (v1::DelayedOrder& delayed : orders_.Delayed(clock_.Now())) {
       *heartbeat.add_delayed_orders() = std::move(delayed);
     }
     return heartbeat;
   };
-  CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
+  CADRE_ASSIGN_OR_RETURN(auto membership, MembershipClient::Start(std::move(client)));
+  {
+    absl::MutexLock lock(&mutex_);
+    membership_ = std::move(membership);
+  }
+  daemon_->SetServing(kReadiness, true);
   // Orders that arrived earlier wait in the queue.
   reserved_bytes_ = host_->ReservedBytes();
   for (size_t i = 0; i < options_.orders.max_taken; ++i) {
@@ -159,17 +161,16 @@ absl::Status Aggregator::end() const {
   {
     absl::MutexLock lock(&mutex_);
     CADRE_RETURN_IF_ERROR(refused_);
-    if (!IsTransient(verification_) && !absl::IsCancelled(verification_)) {
-      CADRE_RETURN_IF_ERROR(verification_);
-    }
+    CADRE_RETURN_IF_ERROR(start_);
   }
   return host_->CheckFiles();
 }
 
 absl::Status Aggregator::Ready() const {
   CADRE_RETURN_IF_ERROR(end());
+  if (const MembershipClient* const joined = Joined()) return joined->Ready();
   const auto unverified = host_->Unverified();
-  if (unverified.empty()) return membership_->Ready();
+  if (unverified.empty()) return absl::UnavailableError("joins the coordinator");
   UnverifiedRuns::Progress sum;
   for (const auto& [run, progress] : unverified) {
     sum.read += progress.read;
@@ -182,17 +183,9 @@ absl::Status Aggregator::Ready() const {
                    " bytes", verification_.ok() ? "" : ": ", verification_.message()));
 }
 
-std::vector<v1::DelayedOrder> Aggregator::DelayedOrders() const {
-  const auto unverified = host_->Unverified();
+const MembershipClient* Aggregator::Joined() const {
   absl::MutexLock lock(&mutex_);
-  std::vector<v1::DelayedOrder> all = orders_.Delayed(clock_.Now());
-  for (v1::DelayedOrder& delayed : all) {
-    const auto progress = unverified.find(delayed.run());
-    if (progress == unverified.end()) continue;
-    delayed.set_reason(absl::StrCat(progress->second.Text(), verification_.ok() ? "" : ": ",
-                                    verification_.message()));
-  }
-  return all;
+  return membership_.get();
 }
 
 std::string Aggregator::Unfinished() const {
@@ -219,8 +212,9 @@ void Aggregator::Collect(Metrics& metrics) const {
   metrics.AddHistogram("cadre_contribution_sync_seconds",
                        "Time to make a contribution durable, before it is acknowledged.",
                        host_->store().contribution_syncs().Read());
+  const MembershipClient* const joined = Joined();
   metrics.Gauge("cadre_connected", "Whether the coordinator is connected.",
-                membership_->connected() ? 1 : 0);
+                joined != nullptr && joined->connected() ? 1 : 0);
   AddCertificate(options_.server.credentials, metrics);
   daemon_->calls().Collect(metrics);
 }

@@ -13,8 +13,8 @@
 // is reported in the answer (error). The coordinator repeats orders whose answer was lost with a
 // stream.
 //
-// The files of runs that have not ended are verified after the start, one run after the other,
-// those first of which the coordinator has sent orders.
+// The files of runs that have not ended are verified after the start, before the aggregator joins:
+// until then it is away for the coordinator, but listens, and says how far it is.
 //
 // Thread-safe after Start.
 #pragma once
@@ -78,8 +78,8 @@ struct AggregatorOptions {
 
 class Aggregator {
  public:
-  // Opens the data folder, listens, joins the coordinator. The files of runs are verified
-  // afterwards (ShardHost::Verify); the orders of a run wait until its files are.
+  // Opens the data folder, listens, and joins the coordinator. If there are files of runs that have
+  // not ended, a thread verifies them and joins then; its errors are those of end().
   // Errors: those of ShardStore::Open and Daemon::Start; Unavailable if no coordinator answered
   // within dial_timeout; PermissionDenied, with the reason, if the coordinator refused the join.
   static absl::StatusOr<std::unique_ptr<Aggregator>> Start(AggregatorOptions options);
@@ -106,18 +106,19 @@ class Aggregator {
  private:
   explicit Aggregator(AggregatorOptions options);
 
-  absl::Status Join();
+  absl::Status Join() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Null until then.
+  const MembershipClient* Joined() const ABSL_LOCKS_EXCLUDED(mutex_);
   v1::Hello MakeHello() const;
   // False: the queue of orders is full.
   bool OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
   // Main function of the thread that verifies the files of one run after the other.
-  void VerifyFiles() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Verifies those of the next run. Returns false if none is left, or the process ends.
-  bool VerifyNext() ABSL_LOCKS_EXCLUDED(mutex_);
+  void VerifyAndJoin() ABSL_LOCKS_EXCLUDED(mutex_);
+  // If the error may pass, waits; false: it may not, or the process ends.
+  bool WaitsToVerifyAgain(const std::string& run, const absl::Status& verified)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Main function of the threads that execute orders.
   void ExecuteOrders() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The delayed orders, of which those of runs that are not verified have the progress as reason.
-  std::vector<v1::DelayedOrder> DelayedOrders() const ABSL_LOCKS_EXCLUDED(mutex_);
   // What Drain waits for.
   std::string Unfinished() const ABSL_LOCKS_EXCLUDED(mutex_);
   OrderResult Execute(const v1::CoordinatorMessage& order);
@@ -135,8 +136,10 @@ class Aggregator {
   // Why the coordinator refuses this aggregator.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  // The last error of a verification.
+  // The last result of a verification.
   absl::Status verification_ ABSL_GUARDED_BY(mutex_);
+  // Why the verification, or the join after it, has ended the process.
+  absl::Status start_ ABSL_GUARDED_BY(mutex_);
   std::stop_source stop_;
   // As of the last order.
   std::atomic<uint64_t> reserved_bytes_ = 0;

@@ -1,7 +1,6 @@
 #include "server/order_queue.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -64,7 +63,7 @@ bool OrderQueue::HasThread(const Lane& lane) const {
 }
 
 bool OrderQueue::IsFree(const Lane& lane) const {
-  return !blocked_.contains(lane.second) && !taken_.contains(lane) && HasThread(lane);
+  return !taken_.contains(lane) && HasThread(lane);
 }
 
 bool OrderQueue::Add(v1::CoordinatorMessage order, absl::Time now) {
@@ -176,14 +175,6 @@ std::string OrderQueue::TakenText(absl::Time now) const {
   });
 }
 
-std::optional<std::string> OrderQueue::NextBlocked() const {
-  const auto next = std::find_if(new_.begin(), new_.end(), [this](const Waiting& waiting) {
-    return blocked_.contains(RunOf(waiting.order));
-  });
-  if (next != new_.end()) return RunOf(next->order);
-  return blocked_.empty() ? std::nullopt : std::optional(*blocked_.begin());
-}
-
 std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
   std::vector<v1::DelayedOrder> all;
   const auto add = [&](const Delay& delay) {
@@ -196,21 +187,16 @@ std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
     if (is_slow && !delays_.contains(taken.subject)) add(taken.delay);
   }
   for (const auto& [subject, delay] : delays_) add(delay);
-  std::set<std::string> listed;
   for (const Waiting& waiting : new_) {
     const Lane lane = LaneOf(waiting.order);
-    const bool is_blocked = blocked_.contains(lane.second);
-    if (is_blocked && !listed.insert(lane.second).second) continue;
     // The coordinator gives up a run whose shard cannot be created for long; this one was not
     // tried.
-    const bool opens = waiting.order.has_open_run();
-    if (opens && (!is_blocked || waiting.order.open_run().version() == 0)) continue;
-    const bool waits = is_blocked || (!taken_.contains(lane) && !HasThread(lane));
-    if (!waits || now - waiting.since < kSlowOrder) continue;
+    if (waiting.order.has_open_run()) continue;
+    if (now - waiting.since < kSlowOrder || taken_.contains(lane) || HasThread(lane)) continue;
     Delay delay{.since = waiting.since};
     delay.order.set_run(lane.second);
     delay.order.set_order(BodyName(waiting.order));
-    delay.order.set_reason(is_blocked ? "" : BusyText(now));
+    delay.order.set_reason(BusyText(now));
     add(delay);
   }
   if (all.size() > kMaxDelayedOrders) all.resize(kMaxDelayedOrders);

@@ -25,7 +25,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,15 +68,9 @@ class OrderQueue {
   // A coordinator with this epoch has started: drops the orders of earlier ones. It repeats those
   // that are still valid; if its store is older, it does not know the others.
   void Begin(uint64_t epoch);
-  // The orders of the run wait until Unblock.
-  void Block(const std::string& run) { blocked_.insert(run); }
-  void Unblock(const std::string& run) { blocked_.erase(run); }
-  // The blocked run whose order has waited longest, or any if none waits; nullopt if no run is
-  // blocked.
-  std::optional<std::string> NextBlocked() const;
   // The orders to report in heartbeats, at most 64: those that have failed and are tried again,
-  // those that take longer than five seconds, and those that have waited longer because all threads
-  // are busy, or, the first one of each run, because the run is blocked.
+  // those that take longer than five seconds, and, if all threads are busy, those that have waited
+  // longer.
   std::vector<v1::DelayedOrder> Delayed(absl::Time now) const;
   // The orders that are being carried out, such as "apply of run-1 for 40s"; empty if there are
   // none.
@@ -128,8 +121,6 @@ class OrderQueue {
   std::map<std::string, Delay> delays_;
   // The orders that Take has returned, until their Release.
   std::map<Lane, Taken> taken_;
-  // Runs whose orders wait.
-  std::set<std::string> blocked_;
   // Take returned a failed order last.
   bool retried_ = false;
 };

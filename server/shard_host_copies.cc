@@ -9,6 +9,10 @@ namespace cadre {
 absl::StatusOr<std::unique_ptr<BlockFile>> ShardHost::OpenFile(
     const v1::CopyRequest& request) const {
   CADRE_RETURN_IF_ERROR(CheckProtocol(request.protocol()));
+  {
+    absl::MutexLock lock(&mutex_);
+    CADRE_RETURN_IF_ERROR(unverified_.Check(request.run()));
+  }
   return store_->OpenFile(request);
 }
 

@@ -35,6 +35,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/run/run_rules.h"
 #include "coordinator/run/run_view.h"
@@ -56,26 +57,25 @@ int64_t BytesOfShard(const RunView& run) {
 
 // Whether all ranks of the group are connected.
 bool AreConnected(const RunView& run, const Membership& members, uint32_t group) {
-  return run.slots().started().contains(group) &&
-         absl::c_all_of(run.slots()[group].record().members(), [&](const std::string& id) {
-           const Member* const member = members.Find(id);
-           return member != nullptr && member->connected();
-         });
+  return absl::c_all_of(run.slots()[group].record().members(), [&](const std::string& id) {
+    const Member* const member = members.Find(id);
+    return member != nullptr && member->connected();
+  });
 }
 
-// Whether ranks can stage again what an aggregator lacks that has the newest version and nothing
-// else: their contributions to the open round or, in the generations in which they have
-// contributed, to the closing one.
-bool CanStageAgain(const RunView& run, const Membership& members) {
+// Whether ranks of these groups can stage again what an aggregator lacks that has the newest
+// version and nothing else: their contributions to the open round or, in the generations in which
+// they have contributed, to the closing one.
+bool CanStageAgain(const RunView& run, absl::FunctionRef<bool(uint32_t group)> can) {
+  const auto& started = run.slots().started();
   if (!run.committing()) {
-    return absl::c_all_of(run.slots().started(), [&](uint32_t group) {
-      return !run.round().Has(group) || AreConnected(run, members, group);
-    });
+    return absl::c_all_of(started,
+                          [&](uint32_t group) { return !run.round().Has(group) || can(group); });
   }
   const v1::CommitRecord& closing = *run.commits().closing();
   return !closing.has_restores() &&
          absl::c_all_of(closing.participants(), [&](const v1::Participant& one) {
-           return AreConnected(run, members, one.group()) &&
+           return started.contains(one.group()) && can(one.group()) &&
                   run.slots()[one.group()].record().generation() == one.generation();
          });
 }
@@ -125,10 +125,12 @@ bool ShardMoves::IsBehind(uint32_t shard) const {
 }
 
 // The copy has the newest version, and none to which the run could be rolled back.
-bool ShardMoves::CopySuffices(uint32_t shard) const {
+bool ShardMoves::CopySuffices(uint32_t shard, Ranks ranks) const {
   const std::optional<Version> version = parts_.copies.VersionFor(shard);
   if (!version.has_value() || record_.has_rollback()) return false;
-  return version->version > record_.version() || CanStageAgain(run_, cluster_.members());
+  return version->version > record_.version() || CanStageAgain(run_, [&](uint32_t group) {
+           return ranks == Ranks::kLive || AreConnected(run_, cluster_.members(), group);
+         });
 }
 
 // An aggregator that is away may return, so only an operator who drains it gives it up.
@@ -138,7 +140,8 @@ std::optional<uint32_t> ShardMoves::FindToRescue(const std::set<std::string>& hu
     const bool connected = cluster_.members().ConnectedAggregator(source) != nullptr;
     const bool given_up = connected ? hung.contains(source) : cluster_.queue().IsDraining(source);
     // It may have answered in this event.
-    if (!given_up || !IsBehind(shard) || !CopySuffices(shard)) continue;
+    if (!given_up || !IsBehind(shard)) continue;
+    if (!CopySuffices(shard, Ranks::kConnected)) continue;
     // Another one that is late as well may only be slow.
     const auto rescue = rescues_.find(shard);
     const bool again = rescue != rescues_.end() && rescue->second == record_.version();
@@ -196,7 +199,7 @@ std::string ShardMoves::WhyUndone() const {
   if (record_.move().from_copy()) {
     if (!IsBehind(shard)) return "the aggregator has carried out its orders";
     // While the holder is away, or since the coordinator has started, it is not known what it has.
-    if (parts_.copies.copies().Knows(shard) && !CopySuffices(shard)) {
+    if (parts_.copies.copies().Knows(shard) && !CopySuffices(shard, Ranks::kLive)) {
       return absl::StrCat("its copy on ", Holder(), " does not have what the run needs now");
     }
   } else if (!cluster_.queue().IsDraining(SourceOf(shard))) {
@@ -350,8 +353,8 @@ std::optional<ShardMoves::Moved> ShardMoves::Complete() {
   const std::optional<uint64_t> digest = run_.commits().ShardDigest(shard);
   std::optional<Version> version;
   if (from_copy) {
-    // Advance undoes it.
-    if (!IsBehind(shard)) return std::nullopt;
+    // Advance undoes it, or a rank may return.
+    if (!IsBehind(shard) || !CopySuffices(shard, Ranks::kConnected)) return std::nullopt;
     version = parts_.copies.VersionFor(shard);
   } else if (digest.has_value()) {
     version = Version{record_.version(), *digest};

@@ -138,8 +138,10 @@ class ShardMoves {
   }
   // Whether the aggregator of the shard has not opened it, or not applied the closing round.
   bool IsBehind(uint32_t shard) const;
+  // Which ranks can stage their values again: those that are connected, or that may return.
+  enum class Ranks { kConnected, kLive };
   // Whether an aggregator that fetches the copy of the shard can continue with it.
-  bool CopySuffices(uint32_t shard) const;
+  bool CopySuffices(uint32_t shard, Ranks ranks) const;
   // The shard whose aggregator does not carry out its orders, and which can continue from its copy.
   std::optional<uint32_t> FindToRescue(const std::set<std::string>& hung) const;
   void Begin(std::optional<uint32_t> rescued);

@@ -44,7 +44,9 @@ class AggregatorTest : public ::testing::Test {
     auto aggregator = Aggregator::Start(Options());
     EXPECT_TRUE(aggregator.ok()) << aggregator.status();
     aggregator_ = *std::move(aggregator);
-    return coordinator_->Receive(v1::MemberMessage::kHello).hello();
+    v1::Hello hello = coordinator_->Receive(v1::MemberMessage::kHello).hello();
+    EXPECT_TRUE(coordinator_->WaitForJoin());
+    return hello;
   }
 
   v1::RunOpened Open() {
@@ -229,7 +231,7 @@ TEST_F(AggregatorTest, ReportsRun) {
   EXPECT_EQ(report.state().digest(), digest);
 }
 
-TEST_F(AggregatorTest, DamagedBlockIsFoundAfterTheStart) {
+TEST_F(AggregatorTest, DamagedBlockIsFoundBeforeItJoins) {
   Start();
   const uint64_t digest = Open().digest();
   ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
@@ -240,8 +242,9 @@ TEST_F(AggregatorTest, DamagedBlockIsFoundAfterTheStart) {
   bytes[bytes.size() - 3] ^= 1;
   WriteAll(version, bytes);
 
-  // Its Hello may be sent before that, or after.
-  ASSERT_EQ(Start().shards_size(), 1);
+  const v1::Hello hello = Start();
+  ASSERT_EQ(hello.shards_size(), 1);
+  EXPECT_EQ(hello.shards(0).version(), 0u);
   const v1::RunOpened opened = Open();
   EXPECT_EQ(opened.version(), 0u);
   EXPECT_EQ(opened.digest(), digest);
@@ -371,8 +374,15 @@ TEST_F(AggregatorTest, LowerEpochIsRefusedAfterRestart) {
 
     AggregatorOptions options = Options();
     options.dial_timeout = absl::Milliseconds(300);
+    absl::Notification ended;
+    options.ended = [&] { ended.Notify(); };
     coordinator_->SetEpoch(epoch - 1);
-    EXPECT_TRUE(absl::IsUnavailable(Aggregator::Start(options).status()));
+    auto refused = Aggregator::Start(options);
+    ASSERT_TRUE(refused.ok()) << refused.status();
+    ended.WaitForNotification();
+    EXPECT_TRUE(absl::IsUnavailable((*refused)->end())) << (*refused)->end();
+    EXPECT_TRUE(absl::IsUnavailable((*refused)->Ready()));
+    refused->reset();
     coordinator_->SetEpoch(epoch);
     Start();
     // In a stream that is welcome.

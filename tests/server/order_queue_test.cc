@@ -162,40 +162,6 @@ TEST(OrderQueue, NamesTheOrderThatOccupiesAThread) {
   EXPECT_EQ(queue.Take(kStart + absl::Seconds(40))->apply().run(), "c");
 }
 
-TEST(OrderQueue, OrdersOfABlockedRunWait) {
-  OrderQueue queue({.retry_wait = kWait});
-  queue.Block("a");
-  queue.Block("b");
-  EXPECT_EQ(queue.NextBlocked(), "a");
-  v1::CoordinatorMessage open = Open("b");
-  open.mutable_open_run()->set_version(1);
-  queue.Add(open, kStart);
-  queue.Add(Apply("b", 2), kStart);
-  queue.Add(Apply("c", 1), kStart);
-  EXPECT_EQ(queue.NextBlocked(), "b") << "its orders wait";
-  EXPECT_EQ(queue.Take(kStart)->apply().run(), "c");
-  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
-  EXPECT_TRUE(queue.Delayed(kStart + kMoment).empty());
-  const auto late = queue.Delayed(kStart + absl::Seconds(40));
-  ASSERT_EQ(late.size(), 2U);
-  EXPECT_EQ(late[1].run(), "b");
-  EXPECT_EQ(late[1].order(), "open_run");
-  EXPECT_EQ(late[1].seconds(), 40);
-  queue.Unblock("b");
-  EXPECT_EQ(queue.NextBlocked(), "a");
-  EXPECT_TRUE(queue.Take(kStart)->has_open_run()) << "in the order of arrival";
-  queue.Unblock("a");
-  EXPECT_FALSE(queue.NextBlocked().has_value());
-}
-
-// The coordinator ends a run whose shard cannot be created for long.
-TEST(OrderQueue, BlockedRunWithoutAVersionHasNotFailed) {
-  OrderQueue queue({.retry_wait = kWait});
-  queue.Block("a");
-  queue.Add(Open("a"), kStart);
-  EXPECT_TRUE(queue.Delayed(kStart + absl::Hours(1)).empty());
-}
-
 TEST(OrderQueue, NamesTheOrdersThatAreCarriedOut) {
   OrderQueue queue({.retry_wait = kWait});
   EXPECT_EQ(queue.TakenText(kStart), "");

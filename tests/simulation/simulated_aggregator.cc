@@ -96,10 +96,8 @@ void SimulatedAggregator::Start(bool move) {
   world_.hosts[name_].slow_runs.clear();
   epoch_ = 0;
   failed_applies_.clear();
-  for (const auto& [run, progress] : host_->Unverified()) orders_->Block(run);
   // Those of runs that were set aside.
   CheckContributions();
-  VerifyNext();
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
       MembershipLink::Options{
@@ -117,28 +115,26 @@ void SimulatedAggregator::Start(bool move) {
                 failed_applies_.clear();
                 return host_->SaveEpoch(epoch).ok();
               }});
-  link_->Start();
+  VerifyNext();
 }
 
 void SimulatedAggregator::VerifyNext() {
   const absl::Time now = world_.timeline.now();
   HostConditions& host = world_.hosts[name_];
   const auto unverified = host_->Unverified();
-  if (unverified.empty()) return;
+  if (unverified.empty()) return link_->Start();
   const absl::Time end = std::max(now, host.hung_disk) +
                          world_.dice.Between(absl::ZeroDuration(), kMaxVerificationTime);
   for (const auto& [run, progress] : unverified) host.NoteSlow(run, end);
   world_.timeline.At(end, life_, [this] {
-    const std::string run = *orders_->NextBlocked();
+    const std::string run = host_->Unverified().begin()->first;
     world_.Count("runs_verified");
     if (const absl::Status verified = host_->Verify(run); !verified.ok()) {
       const bool ends = absl::IsDataLoss(verified) || !host_->CheckFiles().ok();
       if (ends) return EndSoon(std::string(verified.message()));
       return world_.Violate(name_, " cannot verify ", run, ": ", verified.ToString());
     }
-    orders_->Unblock(run);
     CheckContributions();
-    Wake();
     VerifyNext();
   });
 }

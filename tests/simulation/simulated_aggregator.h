@@ -110,7 +110,7 @@ class SimulatedAggregator {
   void Restart(absl::Duration time, bool host_lost);
   // The process ends by itself, and is started again.
   void EndSoon(const std::string& reason);
-  // Verifies the files of one run after the other.
+  // Verifies the files of one run after the other, and joins then.
   void VerifyNext();
   // Adds an order.
   bool OnMessage(const v1::CoordinatorMessage& message);
