@@ -10,9 +10,9 @@
 //
 // Files are removed when the ledger drops them, even while a stream writes them: the stream keeps
 // its open file, and its report is refused. For the same reason a commit may unlink a version while
-// ranks pull it. The names of a run's contributions have turns of their own (`names_`): whoever
-// creates a file, or removes one that ranks may stage again (OpenRun, Finish, a loss), decides and
-// acts in the same turn, so that a removal does not meet the file of a later decision.
+// ranks pull it. The names of a run's contributions have turns of their own (`names_`): a
+// call that creates a file, or removes one that ranks may stage again (OpenRun, Finish, a loss),
+// decides and acts in the same turn, so that a removal does not meet the file of a later decision.
 #include "server/shard_host.h"
 
 #include <glog/logging.h>

@@ -74,8 +74,8 @@ std::string RunObligations::Reason() const {
 std::set<std::string> RunObligations::LateAggregators() const {
   std::set<std::string> names;
   for (const LateObligation& late : obligations_.Late(cluster_.now())) {
-    // An aggregator that reports no order of the run may still verify its files. Behind one that
-    // hangs, the others of the run wait, which are not reported.
+    // An aggregator that reports no order of the run may still verify the copies that it holds.
+    // Behind one that hangs, the others of the run wait, which are not reported.
     const Member* const member = cluster_.members().Aggregator(late.what.member);
     const bool reports =
         member != nullptr && absl::c_any_of(member->delayed_orders, [&](const auto& order) {

@@ -171,6 +171,14 @@ def check_coordinators(objects, readiness):
                 yield f"{label(member)}: --coordinator must be {addresses}"
 
 
+def check_aggregators(objects, readiness):
+    """An update must not restart the next aggregator before this one has verified its files."""
+    for workload in manifests.workloads(objects):
+        probes = containers(workload)[0]
+        if component(workload) == "aggregator" and probes["readinessProbe"]["grpc"].get("service") != readiness:
+            yield f"{label(workload)}: readinessProbe must ask for the service {readiness}"
+
+
 def check_standbys(objects, workload, readiness):
     spec, name, container = workload["spec"], label(workload), containers(workload)[0]
     sources = {v["name"]: v.get("valueFrom", {}) for v in container["env"]}
@@ -309,6 +317,7 @@ def check(objects, drained, alerts, readiness):
         *check_gpu(objects),
         *check_alerts(objects, alerts),
         *check_coordinators(objects, readiness),
+        *check_aggregators(objects, readiness),
     ]
     for step in (
         check_job_sets,

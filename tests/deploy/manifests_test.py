@@ -270,6 +270,7 @@ BEHAVIOURS = [
     (COORDINATOR_SERVICE, "metadata.namespace", "cadre", "objects are in"),
     ("PodDisruptionBudget/cadre-worker", "spec.minAvailable", 3, "follows the number"),
     ("PodDisruptionBudget/cadre-worker", "spec.unhealthyPodEvictionPolicy", DELETE, "must not block"),
+    (AGGREGATOR, MAIN + "readinessProbe.grpc.service", DELETE, "must ask for the service readiness"),
     ("PersistentVolumeClaim/cadre-checkpoints", "spec.accessModes", ["ReadWriteOnce"], "not a volume that many"),
     (AGGREGATOR_CERTIFICATE, "spec.secretName", "other", "no Certificate issues"),
     (AGGREGATOR_CERTIFICATE, "spec.uris", ["spiffe://cadre/cadre/aggregator/a"], "is not that of the pod"),

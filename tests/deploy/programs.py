@@ -37,8 +37,14 @@ def flags(root):
 
 
 def readiness(root):
-    """The name of the coordinator's health checks that ask whether it could lead."""
-    return re.search(r'kReadiness\[\] = "(\w+)";', main_source(root, "cadre-coordinator"))[1]
+    """The name of the health checks that ask whether a coordinator could lead, and an aggregator has joined."""
+    aggregator = (root / "server/aggregator.cc").read_text()
+    names = {
+        re.search(r'kReadiness\[\] = "(\w+)";', source)[1]
+        for source in (main_source(root, "cadre-coordinator"), aggregator)
+    }
+    (name,) = names
+    return name
 
 
 def drain_seconds(root):

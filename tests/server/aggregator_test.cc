@@ -16,6 +16,7 @@
 #include "server/client/rounds_client.h"
 #include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
+#include "tests/base/rpc/health_check.h"
 #include "tests/server/fake_coordinator.h"
 #include "tests/server/testing.h"
 
@@ -249,6 +250,7 @@ TEST_F(AggregatorTest, DamagedBlockIsFoundBeforeItJoins) {
   EXPECT_EQ(opened.version(), 0u);
   EXPECT_EQ(opened.digest(), digest);
   EXPECT_EQ(aggregator_->Ready(), absl::OkStatus());
+  EXPECT_EQ(IsServing(aggregator_->address(), "readiness").value_or(false), true);
 }
 
 // A file of a newer format, of which the start does not read the head.
@@ -270,6 +272,8 @@ TEST_F(AggregatorTest, EndsWhenFilesCannotBeVerified) {
   ended.WaitForNotification();
   EXPECT_THAT((*aggregator)->end(), IsError(absl::StatusCode::kFailedPrecondition, frame));
   EXPECT_THAT((*aggregator)->Ready(), IsError(absl::StatusCode::kFailedPrecondition, frame));
+  EXPECT_EQ(IsServing((*aggregator)->address()).value_or(false), true) << "the process";
+  EXPECT_EQ(IsServing((*aggregator)->address(), "readiness").value_or(true), false);
   aggregator->reset();
   EXPECT_TRUE(std::filesystem::exists(frame));
 }

@@ -104,7 +104,7 @@ class World {
   void Log(const Parts&... parts) {
     if (logs()) AddLine(absl::StrCat(parts...));
   }
-  // Whether there is somebody to read the log, until an invariant is broken.
+  // Whether a listener receives the log, which ends when an invariant is broken.
   bool logs() const { return listener && !violation; }
   void Count(const std::string& name, uint64_t amount = 1) { counters[name] += amount; }
   // The first broken invariant ends the simulation.

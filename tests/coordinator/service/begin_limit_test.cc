@@ -10,7 +10,7 @@ const absl::Time kBegin = absl::UnixEpoch() + absl::Hours(10);
 TEST(BeginLimitTest, WaitsDoubleUpToALimit) {
   BeginLimit limit;
   absl::Time now = kBegin;
-  ASSERT_TRUE(limit.Take(now)) << "the first time, at once";
+  ASSERT_TRUE(limit.Take(now)) << "the first time, without a wait";
   absl::Duration wait = BeginLimit::kMinWait;
   for (int i = 0; i < 15; ++i) {
     EXPECT_EQ(limit.next(), now + wait);
