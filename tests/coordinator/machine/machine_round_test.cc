@@ -450,6 +450,23 @@ TEST_F(MachineRoundTest, LateAdoptedIsComparedWithItsVersion) {
   EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 1u);
 }
 
+// A coordinator with an older store has taken over, and the disk with the version was lost.
+TEST_F(MachineRoundTest, GroupWithVersionThatTheRunDoesNotHaveIsFenced) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  const uint32_t generation = cluster_.Group(run, 1).generation();
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  v1::Adopted adopted = *lead.adopted;
+  adopted.set_version(2);
+  cluster_.Send(lead, adopted);
+  EXPECT_EQ(cluster_.Counter("refused_wrong_base"), 1u);
+  EXPECT_GT(cluster_.Group(run, 1).generation(), generation);
+  EXPECT_THAT(cluster_.Group(run, 1).reason(),
+              HasSubstr("it has adopted version 2, but the newest of the run is 0"));
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+}
+
 // A long run does not fill the store.
 TEST(MachineCommitsTest, OldCommitsAreRemoved) {
   FakeCluster cluster([](Machine::Options& options) { options.keep_commits = 3; });
