@@ -439,12 +439,12 @@ void Invariants::CheckEnd(
       world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
                      rounds_apart, ", the last of ", groups, " groups");
     }
-    // An older store does not name the aggregators to which shards have moved. The run is parked
-    // until one of them shows a later version.
+    // An older store does not name the aggregators to which shards have moved. The run waits, or is
+    // parked, until one of them shows a later version.
     const bool names_former = moved_.Any(run) && restored_.contains(run);
-    const bool parked = record->state() == v1::RUN_STATE_PARKED;
+    const bool waits = IsLive(record->state()) || record->has_unknown_versions();
     for (const std::string& aggregator : record->shards()) {
-      if (names_former && (parked || record->has_unknown_versions())) continue;
+      if (names_former && waits) continue;
       const auto on_disk = version_on_disk(aggregator, run);
       const bool has = on_disk.has_value() && *on_disk >= record->version();
       // A run that was stopped before its shards were open has no version, and a disk that was lost
