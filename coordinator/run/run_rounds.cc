@@ -520,8 +520,7 @@ absl::Status RunRounds::OnAdopted(const v1::Adopted& adopted) {
   if (adopted.version() > record_.version()) {
     cluster_.CountRefusal(v1::REFUSAL_WRONG_BASE);
     return absl::DataLossError(absl::StrCat("it has adopted version ", adopted.version(),
-                                            ", but the newest of the run is ",
-                                            record_.version()));
+                                            ", but the newest of the run is ", record_.version()));
   }
   Slot& slot = slots_[adopted.place().group()];
   if (slot.CountVersion(adopted.version())) {
