@@ -37,11 +37,15 @@ void Loads::Check() {
     closing_.clear();
   }
   const SimulatedCoordinator& coordinator = coordinators_.current();
-  if (coordinators_.two() || !coordinator.up() || coordinator.stalled()) return;
+  if (coordinators_.two() || !coordinator.up() || coordinator.stalled()) {
+    stalled_ = true;
+    return;
+  }
   const uint64_t ended = world_.counters["streams_broken"] + world_.counters["queues_full"];
-  // A coordinator that has started learns of pauses anew.
+  // A coordinator that has started learns of pauses anew, and one that goes on learns of them late.
   const uint64_t starts = world_.counters["coordinator_starts"];
-  const bool restarted = std::exchange(starts_, starts) != starts;
+  const bool stalled = std::exchange(stalled_, false);
+  const bool restarted = std::exchange(starts_, starts) != starts || stalled;
   shards_away_ = std::exchange(streams_ended_, ended) != ended || restarted ||
                  std::any_of(aggregators_.begin(), aggregators_.end(), [this](const auto& one) {
                    // A shard is away from the end of a lease until its aggregator has opened it.

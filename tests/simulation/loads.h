@@ -74,6 +74,8 @@ class Loads {
   uint64_t starts_ = 0;
   uint64_t streams_ended_ = 0;
   bool shards_away_ = false;
+  // The coordinator did not run at the last check.
+  bool stalled_ = false;
   int changes_ = 0;
 };
 
