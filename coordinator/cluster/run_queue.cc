@@ -14,12 +14,16 @@ RunQueue::Key RunQueue::KeyOf(uint32_t number) const {
 void RunQueue::Set(uint32_t number, Run run) {
   waiting_.erase(KeyOf(number));
   const bool waits = run.slots > 0;
+  if (run.lacks == 0) blocked_.erase(KeyOf(number));
   runs_[number] = std::move(run);
+  const Run& set = runs_[number];
   if (waits) waiting_.insert(KeyOf(number));
+  if (set.lacks > 0) blocked_.try_emplace(KeyOf(number), set.blocked_since);
 }
 
 void RunQueue::Erase(uint32_t number) {
   waiting_.erase(KeyOf(number));
+  blocked_.erase(KeyOf(number));
   runs_.erase(number);
   arriving_.erase(number);
 }
@@ -65,13 +69,54 @@ std::string RunQueue::FirstBefore(uint32_t run, v1::Cluster::Device kind) const 
 
 RunQueue::Blocked RunQueue::HeldByBlocked(uint32_t run, v1::Cluster::Device kind) const {
   Blocked blocked;
-  for (const auto& [number, one] : runs_) {
-    if (!one.blocked || number == run) continue;
+  for (const auto& [key, since] : blocked_) {
+    const Run& one = runs_.at(key.second);
+    if (key.second == run) continue;
     const size_t held = members_.counts().PlacedIn(one.id, kind);
     if (held > 0 && blocked.workers == 0) blocked.first = one.id;
     blocked.workers += held;
   }
   return blocked;
+}
+
+// So the workers of later runs are given up first.
+bool RunQueue::LetsContinue(Key giver, Key taker) const {
+  const Run& needs = runs_.at(taker.second);
+  if (needs.of_programs || runs_.at(giver.second).of_programs) return false;
+  for (const v1::Cluster::Device kind : {v1::Cluster::CPU, v1::Cluster::CUDA}) {
+    if (needs.device != v1::Cluster::DEVICE_UNSPECIFIED && needs.device != kind) continue;
+    size_t workers = members_.counts().Idle(kind);
+    for (auto it = blocked_.upper_bound(giver); it != blocked_.end(); ++it) {
+      const Run& later = runs_.at(it->first.second);
+      if (!later.of_programs) workers += members_.counts().PlacedIn(later.id, kind);
+    }
+    const size_t given = members_.counts().PlacedIn(runs_.at(giver.second).id, kind);
+    if (workers < needs.lacks && needs.lacks <= workers + given) return true;
+  }
+  return false;
+}
+
+std::optional<std::string> RunQueue::TakerFrom(uint32_t run, absl::Time now) const {
+  const auto giver = blocked_.find(KeyOf(run));
+  if (giver == blocked_.end() || now < giver->second + kMaxBlocked) return std::nullopt;
+  for (auto taker = blocked_.begin(); taker != giver; ++taker) {
+    if (now < taker->second + kMaxBlocked || !LetsContinue(giver->first, taker->first)) continue;
+    return runs_.at(taker->first.second).id;
+  }
+  return std::nullopt;
+}
+
+std::vector<uint32_t> RunQueue::Givers(absl::Time now) const {
+  std::vector<uint32_t> givers;
+  for (const auto& [key, since] : blocked_) {
+    if (TakerFrom(key.second, now).has_value()) givers.push_back(key.second);
+  }
+  return givers;
+}
+
+absl::Time RunQueue::BlockedUntil(uint32_t run) const {
+  const auto found = blocked_.find(KeyOf(run));
+  return found == blocked_.end() ? absl::InfiniteFuture() : found->second + kMaxBlocked;
 }
 
 bool RunQueue::AnyDemandUpTo(uint32_t run) const {

@@ -6,6 +6,8 @@
 // large group would never form. A run that the registered workers are not enough for keeps none,
 // and neither does one for which they are enough only with those of blocked runs: a blocked run
 // holds workers and needs more of them before it can continue, so each would wait for the other.
+// Of two runs that have been blocked for kMaxBlocked, the later one gives up its workers if the
+// earlier one can continue with them.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -26,6 +28,8 @@
 
 namespace cadre {
 
+inline constexpr absl::Duration kMaxBlocked = absl::Minutes(1);
+
 class RunQueue {
  public:
   // Borrowed.
@@ -38,8 +42,12 @@ class RunQueue {
     v1::Cluster::Device device = v1::Cluster::DEVICE_UNSPECIFIED;
     uint32_t ranks = 0;
     size_t slots = 0;
-    // It holds workers, and returns none of them before it has received more.
-    bool blocked = false;
+    // It is blocked: it holds workers, and returns none of them before it has received at least so
+    // many more; 0: it is not. Set has the time from which it counts as blocked if it was not yet.
+    size_t lacks = 0;
+    absl::Time blocked_since = absl::InfinitePast();
+    // Its groups are programs, so it can neither use workers of others nor have any for them.
+    bool of_programs = false;
     // When it ends, by its progress; InfiniteFuture: not known.
     absl::Time end = absl::InfiniteFuture();
     // Names of the aggregators of its shards. Until these have its first version, their heartbeats
@@ -68,6 +76,12 @@ class RunQueue {
     std::string first;
   };
   Blocked HeldByBlocked(uint32_t run, v1::Cluster::Device kind) const;
+  // The run to which a blocked run gives up its workers.
+  std::optional<std::string> TakerFrom(uint32_t run, absl::Time now) const;
+  // The blocked runs that give up theirs.
+  std::vector<uint32_t> Givers(absl::Time now) const;
+  // When the run has been blocked for kMaxBlocked; InfiniteFuture: it is not blocked.
+  absl::Time BlockedUntil(uint32_t run) const;
   // When enough workers of the kind will be idle for the runs before this one and a group of it,
   // and the run whose end that is; nullopt if it is not known.
   struct Start {
@@ -107,6 +121,9 @@ class RunQueue {
   using Key = std::pair<int64_t, uint32_t>;
   Key KeyOf(uint32_t number) const;
   // Calls `visit` with each run that waits for workers of the kind, in order, up to `last`.
+  // Whether `taker` can continue with the workers of `giver`, and those of later blocked runs are
+  // not enough.
+  bool LetsContinue(Key giver, Key taker) const;
   template <typename Visit>
   void ForEachWaiting(Key last, v1::Cluster::Device kind, const Visit& visit) const;
 
@@ -120,6 +137,8 @@ class RunQueue {
   std::map<uint32_t, Arrival> arriving_;
   // Those with waiting slots.
   std::set<Key> waiting_;
+  // Blocked runs, and since when.
+  std::map<Key, absl::Time> blocked_;
   std::set<std::string> cordoned_aggregators_;
   std::set<std::string> draining_aggregators_;
 };

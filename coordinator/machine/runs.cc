@@ -116,6 +116,7 @@ Runs::Settled Runs::Settle(bool form) {
   for (auto it = deadlines_.begin(); it != deadlines_.end() && it->first <= cluster.now(); ++it) {
     unsettled_.insert(it->second);
   }
+  for (const uint32_t number : cluster.queue().Givers(cluster.now())) unsettled_.insert(number);
   form = form || cluster.members().idle_changes() != seen_idle_;
   Settled settled;
   for (const uint32_t number : unsettled_) {

@@ -396,6 +396,11 @@ bool Run::Form(std::vector<std::string>& idle, int& formations) {
 
 void Run::Advance() {
   groups_.EndPatience();
+  if (const auto taker = cluster_.queue().TakerFrom(number(), cluster_.now())) {
+    groups_.FenceAll(absl::StrCat("run ", *taker, ", which is before this one, can continue with ",
+                                  "its workers; both have too few"));
+    cluster_.Count("runs_gave_up_workers");
+  }
   attribution_.JudgeReports();
   if (const auto lost = aggregators_.Restore()) parking_.Park(*lost);
   aggregators_.copies().Send();
@@ -448,6 +453,7 @@ absl::Time Run::NextDeadline() const {
     consider(ReservesUntil(slots_[group]));
   }
   consider(groups_.barrier_since() + RejoinWait(spec()));
+  consider(cluster_.queue().BlockedUntil(number()));
   const Round::Away away = attribution_.Away();
   consider(aggregators_.copies().AwaitedUntil());
   consider(aggregators_.moves().Deadline());

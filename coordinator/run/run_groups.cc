@@ -91,8 +91,12 @@ void RunGroups::UpdateDemand() {
         slots_.waiting(), [this](uint32_t group) { return !run_.LeavesOut(group); });
     queued.slots = std::min(waiting, CountServableSlots());
     const size_t formed = slots_.size() - slots_.waiting().size();
-    queued.blocked = formed > 0 && formed < run_.spec().averaging().min_groups() &&
-                     record_.state() != v1::RUN_STATE_FINISHING;
+    const size_t needed = run_.spec().averaging().min_groups();
+    if (formed > 0 && formed < needed && record_.state() != v1::RUN_STATE_FINISHING) {
+      queued.lacks = (needed - formed) * MinRanksPerGroup(run_.spec());
+      queued.blocked_since = cluster_.now();
+      queued.of_programs = run_.spec().model().has_opaque();
+    }
   }
   if (!queued.shards.empty() && !run_.commits().newest().has_value()) {
     queued.unreported_bytes =

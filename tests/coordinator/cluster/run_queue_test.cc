@@ -13,6 +13,7 @@ namespace cadre {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 constexpr auto kCpu = v1::Cluster::CPU;
 constexpr auto kCuda = v1::Cluster::CUDA;
@@ -94,9 +95,9 @@ TEST_F(RunQueueTest, WorkersOfBlockedRuns) {
   for (const char* run : {"run-1", "run-2", "run-2", "run-3", ""}) AddWorker(run);
   AddWorker("run-2", kCuda);
   queue_.Set(1, {.id = "run-1"});
-  queue_.Set(2, {.id = "run-2", .blocked = true});
-  queue_.Set(3, {.id = "run-3", .blocked = true});
-  queue_.Set(4, {.id = "run-4", .blocked = true});
+  queue_.Set(2, {.id = "run-2", .lacks = 1});
+  queue_.Set(3, {.id = "run-3", .lacks = 1});
+  queue_.Set(4, {.id = "run-4", .lacks = 1});
   const RunQueue::Blocked others = queue_.HeldByBlocked(4, kCpu);
   EXPECT_EQ(others.workers, 3U);
   EXPECT_EQ(others.first, "run-2");
@@ -107,6 +108,49 @@ TEST_F(RunQueueTest, WorkersOfBlockedRuns) {
   queue_.Set(3, {.id = "run-3"});
   EXPECT_EQ(queue_.HeldByBlocked(1, kCpu).workers, 0U);
   EXPECT_EQ(queue_.HeldByBlocked(1, kCpu).first, "") << "run-4 holds none";
+}
+
+TEST_F(RunQueueTest, LaterOfBlockedRunsGivesUpItsWorkers) {
+  for (const char* run : {"run-1", "run-2", "run-3", "run-3"}) AddWorker(run);
+  const auto blocked = [](const std::string& id, size_t lacks, absl::Duration for_time) {
+    return RunQueue::Run{.id = id, .lacks = lacks, .blocked_since = kNow - for_time};
+  };
+  queue_.Set(1, blocked("run-1", 2, kMaxBlocked));
+  queue_.Set(2, blocked("run-2", 1, kMaxBlocked));
+  queue_.Set(3, blocked("run-3", 1, kMaxBlocked - absl::Seconds(1)));
+  EXPECT_THAT(queue_.Givers(kNow), IsEmpty()) << "two workers of the third run are enough";
+  EXPECT_EQ(queue_.BlockedUntil(3), kNow + absl::Seconds(1));
+  EXPECT_THAT(queue_.Givers(kNow + absl::Seconds(1)), ElementsAre(3));
+  EXPECT_EQ(queue_.TakerFrom(3, kNow + absl::Seconds(1)), "run-1");
+  // A later time does not count while it is blocked.
+  queue_.Set(3, blocked("run-3", 1, absl::ZeroDuration()));
+  EXPECT_EQ(queue_.BlockedUntil(3), kNow + absl::Seconds(1));
+
+  queue_.Set(1, blocked("run-1", 3, kMaxBlocked));
+  EXPECT_THAT(queue_.Givers(kNow + absl::Seconds(1)), ElementsAre(2, 3));
+  EXPECT_EQ(queue_.TakerFrom(3, kNow + absl::Seconds(1)), "run-2") << "not enough for the first";
+  queue_.Set(1, blocked("run-1", 4, kMaxBlocked));
+  EXPECT_EQ(queue_.TakerFrom(2, kNow + absl::Seconds(1)), std::nullopt);
+
+  queue_.Set(1, {.id = "run-1"});
+  EXPECT_EQ(queue_.TakerFrom(3, kNow + absl::Seconds(1)), "run-2");
+  AddWorker("");
+  EXPECT_THAT(queue_.Givers(kNow + absl::Seconds(1)), IsEmpty()) << "one is idle";
+  EXPECT_EQ(queue_.BlockedUntil(1), absl::InfiniteFuture());
+}
+
+TEST_F(RunQueueTest, RunsOfProgramsTakeAndGiveNoWorkers) {
+  for (const char* run : {"run-1", "run-2"}) AddWorker(run);
+  queue_.Set(1, {.id = "run-1", .lacks = 1, .of_programs = true});
+  queue_.Set(2, {.id = "run-2", .lacks = 1});
+  EXPECT_THAT(queue_.Givers(kNow), IsEmpty());
+  queue_.Set(1, {.id = "run-1", .lacks = 1});
+  queue_.Set(2, {.id = "run-2", .lacks = 1, .of_programs = true});
+  EXPECT_THAT(queue_.Givers(kNow), IsEmpty());
+  queue_.Set(2, {.id = "run-2", .device = kCuda, .lacks = 1});
+  EXPECT_THAT(queue_.Givers(kNow), ElementsAre(2));
+  queue_.Set(1, {.id = "run-1", .device = kCuda, .lacks = 1});
+  EXPECT_THAT(queue_.Givers(kNow), IsEmpty()) << "it has only a worker without a GPU";
 }
 
 TEST_F(RunQueueTest, StartIsExpectedWhenEnoughWorkersAreIdle) {

@@ -145,6 +145,31 @@ TEST_F(QueueTest, WorkersOfBlockedRunsAreNotWaitedFor) {
   EXPECT_EQ(RunStateOf(large), v1::RUN_STATE_RUNNING);
 }
 
+// Each of two runs has one of the two groups that it needs, and no worker is idle.
+TEST_F(QueueTest, LaterOfTwoBlockedRunsGivesUpItsWorkers) {
+  AddMembers(1, 4);
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+  spec.mutable_averaging()->set_min_groups(2);
+  const std::string first = cluster_.Submit(spec);
+  const std::string second = cluster_.Submit(spec);
+  cluster_.behaviour.train = false;
+  for (const std::string& run : {first, second}) cluster_.Kill(cluster_.Lead(run, 1));
+  ASSERT_TRUE(cluster_.RunUntil([&] {
+    return StateOf(first, 1) == v1::GROUP_STATE_WAITING &&
+           StateOf(second, 1) == v1::GROUP_STATE_WAITING;
+  }));
+  cluster_.Run(kMaxBlocked - absl::Seconds(5));
+  EXPECT_NE(StateOf(second, 0), v1::GROUP_STATE_WAITING);
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_EQ(StateOf(first, 1), v1::GROUP_STATE_TRAINING);
+  EXPECT_THAT(cluster_.Group(second, 0).reason(),
+              HasSubstr("run " + first + ", which is before this one, can continue"));
+  EXPECT_EQ(cluster_.Counter("runs_gave_up_workers"), 1u);
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(first));
+  ASSERT_TRUE(cluster_.RunUntilEnded(second)) << "with the workers of the first run";
+}
+
 TEST_F(QueueTest, HungWorkersAreNotWaitedFor) {
   AddMembers(1, 2);
   const std::string pair = Submit(2);

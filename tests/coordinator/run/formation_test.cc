@@ -141,7 +141,7 @@ TEST_F(FormationTest, WorkersOfOwnGroupsAndOfBlockedRunsAreNotAvailable) {
   Place(*members().Find("w3"), "run-3");
   EXPECT_EQ(Available(kCpu), 4U);
   EXPECT_EQ(Available(kCuda), 1U);
-  cluster_.queue().Set(2, {.id = "run-2", .blocked = true});
+  cluster_.queue().Set(2, {.id = "run-2", .lacks = 1});
   EXPECT_EQ(Available(kCpu), 3U);
   spec().mutable_cluster()->set_device(kCuda);
   EXPECT_EQ(Available(kCpu), 0U);
