@@ -243,6 +243,7 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
     if (record.version() == 0 || before.shards(i) == record.shards(i)) continue;
     moved_.at[{run, i}] = record.version();
     moved_.left.emplace(run, before.shards(i));
+    moved_.reached.emplace(run, record.shards(i));
     if (before.move().from_copy() && before.move().to() == record.shards(i)) {
       moved_.from_copies.insert(run);
     }

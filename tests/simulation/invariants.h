@@ -182,6 +182,8 @@ class Invariants {
     std::map<std::pair<std::string, int>, uint32_t> at;
     // Runs, and the aggregators that their shards have left.
     std::set<std::pair<std::string, std::string>> left;
+    // And those that they have reached.
+    std::set<std::pair<std::string, std::string>> reached;
     // Runs of which a shard continues from its copy.
     std::set<std::string> from_copies;
     bool Any(const std::string& run) const {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "model/coding.h"
@@ -308,12 +309,14 @@ void Invariants::OnContributionsRemoved(const std::string& aggregator,
   });
 }
 
+// An older record may name the aggregators from which shards have moved.
 bool Invariants::HasLostDisk(const v1::RunRecord& run) const {
-  return std::any_of(run.shards().begin(), run.shards().end(),
-                     [this](const std::string& shard) { return HasLostDisk(shard); }) ||
-         std::any_of(moved_.left.begin(), moved_.left.end(), [&](const auto& left) {
-           return left.first == run.run() && HasLostDisk(left.second);
-         });
+  const auto is_lost = [&](const auto& moved) {
+    return moved.first == run.run() && HasLostDisk(moved.second);
+  };
+  return absl::c_any_of(run.shards(),
+                        [this](const std::string& name) { return HasLostDisk(name); }) ||
+         absl::c_any_of(moved_.left, is_lost) || absl::c_any_of(moved_.reached, is_lost);
 }
 
 void Invariants::OnDiskLost(const std::string& aggregator) {
