@@ -144,6 +144,7 @@ void CollectCounters(const Machine& machine, Metrics& metrics) {
                            "runs_brought_forward",
                            "runs_deleted",
                            "runs_done",
+                           "runs_gave_up_workers",
                            "rollbacks_ordered",
                            "runs_failed",
                            "runs_parked",
