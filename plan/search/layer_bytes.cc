@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "model/ops/operation.h"
 #include "plan/cost/communication_cost.h"
 #include "plan/layer_memory.h"
@@ -48,6 +49,15 @@ DType ActivationType(const PlanProblem& problem) {
   return problem.bf16_weights ? DType::kBFloat16 : DType::kFloat32;
 }
 
+bool ReadsInput(const GraphLayer& layer) {
+  return absl::c_linear_search(layer.inputs, Graph::kInput);
+}
+
+// The words of elements in the type of activations.
+int64_t Words(const PlanProblem& problem, int64_t elements) {
+  return LargestPart(elements * SizeOf(ActivationType(problem)), kBytesPerWord);
+}
+
 // The elements with rows that are padded as those of the loss's scores may be.
 int64_t WithPaddedRows(const PlanProblem& problem, int64_t elements, int64_t columns) {
   if (problem.device != v1::Cluster::CUDA || columns == 0) return elements;
@@ -70,8 +80,7 @@ int64_t UploadElements(const PlanProblem& problem, const GraphLayer& layer, int6
                        int64_t output_elements) {
   constexpr int64_t kCopies = 3;
   if (problem.device != v1::Cluster::CUDA) return 0;
-  const bool reads_input = std::count(layer.inputs.begin(), layer.inputs.end(), Graph::kInput) > 0;
-  if (reads_input) return kCopies * input_elements;
+  if (ReadsInput(layer)) return kCopies * input_elements;
   if (layer.kind == LayerKind::kSoftmaxCrossEntropy) {
     return kCopies * LargestPart(input_elements, layer.input().dims().back());
   }
@@ -81,15 +90,13 @@ int64_t UploadElements(const PlanProblem& problem, const GraphLayer& layer, int6
   return kCopies * 2 * (layer.sampled_classes + rows);
 }
 
-// What forward saves for backward, besides input and output, and scratch memory of backward, as
-// fp32 elements. Scores of attention have the type of activations.
-int64_t SavedElements(const PlanProblem& problem, const GraphLayer& layer,
-                      const LayerExtents& here) {
-  const LayerMemory memory = MemoryOfLayer(layer, here, DType::kFloat32, v1::Cluster::CPU);
+// What forward saves for backward, besides input and output, and scratch memory of backward.
+int64_t SavedWords(const PlanProblem& problem, const GraphLayer& layer, const LayerExtents& here) {
   const DType type = ActivationType(problem);
+  const LayerMemory memory = MemoryOfLayer(layer, here, type, v1::Cluster::CPU);
   const ScoreMemory scores = ScoresOfLayer(layer, here, type, problem.device);
-  return memory.saved + memory.backward_scratch +
-         LargestPart(scores.backward * SizeOf(type), kBytesPerWord);
+  return LargestPart(memory.saved * SizeOf(memory.saved_type), kBytesPerWord) +
+         Words(problem, memory.backward_scratch) + Words(problem, scores.backward);
 }
 
 // Elements in evaluation, if the loss samples classes, of its layer and of the one that scores
@@ -170,8 +177,12 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   // It saves bits. If a plan does not fuse it, the term of its gradient below, which does not live
   // until the end of forward, is enough for its output.
   if (FollowsNorm(*problem.graph, layer)) saved_y = LargestPart(output_elements, 32) + features;
+  // Numbers of tokens are always fp32.
+  const int64_t input_words = ReadsInput(layer) && problem.graph->takes_tokens()
+                                  ? input_elements
+                                  : Words(problem, input_elements);
   const int64_t transient =
-      OverwritesScores(problem, layer) ? 0 : std::max(input_elements, output_elements);
+      OverwritesScores(problem, layer) ? 0 : std::max(input_words, Words(problem, output_elements));
   LayerExtents here = {.samples = LargestPart(samples, output[0]),
                        .output = output_elements,
                        .features = features,
@@ -179,11 +190,11 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   if (layer.kind == LayerKind::kAttention) {
     here.heads = LargestPart(layer.parameters[0].shape[0], heads);
   }
-  const int64_t training =
-      (saved.x ? input_elements : 0) + saved_y + SavedElements(problem, layer, here) + transient;
-  return kBytesPerWord *
-         (UploadElements(problem, layer, input_elements, output_elements) +
-          std::max(in_flight * training, EvaluationElements(problem, layer, inputs[0], output)));
+  const int64_t training = (saved.x ? input_words : 0) + Words(problem, saved_y) +
+                           SavedWords(problem, layer, here) + transient;
+  const int64_t evaluation = Words(problem, EvaluationElements(problem, layer, inputs[0], output));
+  return kBytesPerWord * (UploadElements(problem, layer, input_elements, output_elements) +
+                          std::max(in_flight * training, evaluation));
 }
 
 int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,

@@ -63,12 +63,17 @@ void ExpectUpperBounds(const std::string& name,
         SCOPED_TRACE(name + " on " + std::to_string(ranks) + ", " +
                      std::string(StrategyName(strategy)));
         EXPECT_GE(predicted, planned);
-        // The bound counts activations as fp32.
-        const double max_ratio = precision == v1::RunSpec::BF16 ? 2 * 3.2 : 3.2;
-        EXPECT_LE(predicted, max_ratio * planned);
+        EXPECT_LE(predicted, 3.2 * planned);
       }
     }
   }
+}
+
+// With what the spec says of devices, precision and so on.
+OwnedProblem WithSettings(OwnedProblem owned) {
+  owned.problem =
+      *ProblemOf(owned.spec, *owned.graph, *owned.index, owned.problem.ranks, HardwareModel());
+  return owned;
 }
 
 TEST(MemoryTest, BoundsLeNet) { ExpectUpperBounds("lenet"); }
@@ -76,12 +81,26 @@ TEST(MemoryTest, BoundsAlexNet) { ExpectUpperBounds("alexnet"); }
 TEST(MemoryTest, BoundsResNet) { ExpectUpperBounds("resnet18"); }
 TEST(MemoryTest, BoundsBigLstm) { ExpectUpperBounds("biglstm"); }
 TEST(MemoryTest, BoundsBf16Copies) { ExpectUpperBounds("alexnet", v1::RunSpec::BF16); }
+TEST(MemoryTest, BoundsBf16Sequences) {
+  ExpectUpperBounds("biglstm", v1::RunSpec::BF16);
+  ExpectUpperBounds("gpt", v1::RunSpec::BF16);
+}
 
-// With what the spec says of devices, precision and so on.
-OwnedProblem WithSettings(OwnedProblem owned) {
-  owned.problem =
-      *ProblemOf(owned.spec, *owned.graph, *owned.index, owned.problem.ranks, HardwareModel());
-  return owned;
+// Activations in bf16 need less than those in fp32, although weights have copies.
+TEST(MemoryTest, Bf16BoundsAreSmaller) {
+  int64_t bounds[2] = {};
+  for (const v1::RunSpec::Precision precision : {v1::RunSpec::FP32, v1::RunSpec::BF16}) {
+    OwnedProblem owned = ZooProblem("gpt", 1, 32);
+    owned.spec.set_precision(precision);
+    const OwnedProblem of_type = WithSettings(std::move(owned));
+    const Plan plan = *PlanFromProto(*MakePlan(of_type.spec, 1), *of_type.graph, *of_type.index);
+    const int64_t planned = PlannedBytes(of_type, plan);
+    int64_t& bound = bounds[precision == v1::RunSpec::BF16 ? 1 : 0];
+    bound = testing::PlanBytes(of_type.problem, plan);
+    EXPECT_GE(bound, planned);
+    EXPECT_LE(bound, 2.2 * static_cast<double>(planned));
+  }
+  EXPECT_LT(bounds[1], 0.7 * bounds[0]);
 }
 
 // On one rank the gradient of the loss overwrites the scores, which take most of the memory.
