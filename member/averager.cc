@@ -1,8 +1,8 @@
 // Values travel between the model and the shards in one of three forms. Ranks that own few
 // intervals of the parameter order exchange what they own. With codes, with fragments, or with many
-// intervals, each rank exchanges one contiguous part (Regroup moves the values inside the group). A
-// device may code the contributions of its part itself (ContributionCoder); the weights then do not
-// pass through host memory.
+// intervals, each rank exchanges one contiguous part (Regroup moves the values inside the group),
+// unless it is alone and owns whole units anyway. A device may code the contributions of its part
+// itself (ContributionCoder); the weights then do not pass through host memory.
 //
 // Vaults. The optimizer's states at a contribution are kept in a vault under the version that its
 // round makes, so that the next generation of the group starts from whichever version it gets. What
@@ -13,6 +13,10 @@
 // contributed, and its positions have the number of that round as their count: each generation that
 // starts with it weights it by how late it is by then, however many generations have ended. What
 // codes have left out of a contribution that is in the model is not late; its count is 0.
+//
+// Ranks copy the contents of their vaults to one another when they contribute. A rank that is alone
+// has no peer, and what it has is lost with its process in any case. Until its generation ends, its
+// vaults have nothing that the model or the exchange has.
 #include "member/averager.h"
 
 #include <algorithm>
@@ -43,6 +47,43 @@ bool HasChange(const StateVault::Snapshot& snapshot) {
   });
 }
 
+// The share of values with this count, for a group that continues from `version`.
+KeptShare ShareOf(const v1::Averaging& averaging, const UpdateCount& kept, uint32_t version,
+                  bool included, bool screened = false) {
+  if (kept.updates == 0) return {.factor = 1};
+  return KeptShareOf(averaging, static_cast<uint32_t>(kept.updates), version, included, screened);
+}
+
+// `values` as those of the exchanged positions.
+std::vector<Owned> ExchangedIn(std::span<const Owned> exchanged, std::span<float> values) {
+  std::vector<Owned> owned;
+  for (const Owned& each : exchanged) {
+    owned.push_back({each.positions, values.first(each.positions.size())});
+    values = values.subspan(each.positions.size());
+  }
+  return owned;
+}
+
+// The exchanged positions, with these counts, which are in order, and 0 for the others.
+std::vector<UpdateCount> CountsOf(std::span<const Owned> exchanged,
+                                  std::span<const UpdateCount> counted) {
+  std::vector<UpdateCount> counts;
+  auto next = counted.begin();
+  for (const auto& [positions, values] : exchanged) {
+    for (int64_t begin = positions.begin; begin < positions.end;) {
+      if (next != counted.end() && next->positions.begin <= begin) {
+        counts.push_back({{begin, std::min(positions.end, next->positions.end)}, next->updates});
+      } else {
+        const int64_t end = next == counted.end() ? positions.end : next->positions.begin;
+        counts.push_back({{begin, std::min(positions.end, end)}, 0});
+      }
+      begin = counts.back().positions.end;
+      while (next != counted.end() && next->positions.end <= begin) ++next;
+    }
+  }
+  return counts;
+}
+
 }  // namespace
 
 absl::Status Averager::Prepare(GroupControl& control) {
@@ -53,11 +94,16 @@ absl::Status Averager::Prepare(GroupControl& control) {
   if (ExchangesUnits(averaging_) || intervals[0] > kMaxIntervals) {
     const ExchangeUnits units(model_.index());
     if (ExchangesUnits(averaging_)) units_ = units;
-    const Interval part = units.PartOf(assignment_.place().rank(), group().size());
-    part_values_.resize(part.size());
-    part_ = {part, part_values_};
-    CADRE_ASSIGN_OR_RETURN(regroup_, Regroup::Make(model_.owned(), part, group()));
-    exchanged_ = std::span(&part_, 1);
+    part_.positions = units.PartOf(assignment_.place().rank(), group().size());
+    const bool whole = absl::c_all_of(exchanged_, [&](const Owned& each) {
+      return units.IsBorder(each.positions.begin) && units.IsBorder(each.positions.end);
+    });
+    if (!alone() || !whole || intervals[0] > kMaxIntervals) {
+      part_values_.resize(part_.positions.size());
+      part_.values = part_values_;
+      CADRE_ASSIGN_OR_RETURN(regroup_, Regroup::Make(model_.owned(), part_.positions, group()));
+      exchanged_ = std::span(&part_, 1);
+    }
   }
   if (intervals[0] <= kMaxIntervals) CADRE_RETURN_IF_ERROR(MakeCoder());
   exchange_ = std::make_unique<ShardExchange>(
@@ -92,18 +138,17 @@ void Averager::AddMemory(v1::MemoryUse& memory) const {
   }
 }
 
-// Those of the vault, and of what is copied to it.
+// Those of the vault.
 int64_t Averager::CarriedBytes() const {
-  if (!KeepsCarried()) return 0;
-  int64_t elements = 0;
-  for (const Owned& each : exchanged_) elements += each.positions.size();
-  const int tensors = codes_up_ ? 2 : 1;
-  return StateVault::SettledBytes(elements, tensors, model_.group().size()) +
-         elements * tensors * static_cast<int64_t>(sizeof(float));
+  if (!KeepsCarried() || CarriesAlone()) return 0;
+  return StateVault::SettledBytes(exchange_->elements(), codes_up_ ? 2 : 1, model_.group().size());
 }
 
-bool Averager::merges() const {
-  return averaging_.overlap().steps() > 0 || FragmentsOf(averaging_) > 1;
+Averager::~Averager() {
+  if (exchange_ == nullptr) return;
+  exchange_->Stop();
+  if (states_round_ > 0) options_.states->Keep(states_round_, model_.States());
+  if (carries_) KeepForNextGeneration();
 }
 
 bool Averager::KeepsStates() const {
@@ -143,10 +188,7 @@ absl::Status Averager::BeginStage(const RankProtocol::Stage& stage, uint32_t ver
   } else if (KeepsStates()) {
     CADRE_RETURN_IF_ERROR(model_.FetchStates());
   }
-  if (KeepsStates()) {
-    options_.states->Keep(stage.round, model_.States());
-    CADRE_RETURN_IF_ERROR(options_.states->Replicate(group()));
-  }
+  CADRE_RETURN_IF_ERROR(KeepStates(stage));
   const absl::Time begin = options_.runtime->clock().Now();
   CADRE_RETURN_IF_ERROR(coder_codes ? coder_->TakeChange() : GatherPart());
   if (stage.initial) {
@@ -158,6 +200,17 @@ absl::Status Averager::BeginStage(const RankProtocol::Stage& stage, uint32_t ver
   transferred_ += options_.runtime->clock().Now() - begin;
   // While the frames are staged.
   return KeepStaged(version);
+}
+
+absl::Status Averager::KeepStates(const RankProtocol::Stage& stage) {
+  if (!KeepsStates()) return absl::OkStatus();
+  // Until the group adopts a version, nothing changes the states that the model has.
+  if (alone() && !stage.background) {
+    states_round_ = stage.round;
+    return absl::OkStatus();
+  }
+  options_.states->Keep(stage.round, model_.States());
+  return options_.states->Replicate(group());
 }
 
 absl::Status Averager::FinishStage(uint32_t version, Traffic* traffic) {
@@ -192,9 +245,9 @@ absl::Status Averager::MakeInitial() {
   exchange_->AdoptInitial();
   if (coder_ != nullptr) CADRE_RETURN_IF_ERROR(coder_->Adopt());
   if (!states.empty() && states.front().name == kContributionResidual) {
-    exchange_->SetCarried(state_values_.front());
+    exchange_->SetCarried(std::move(state_values_.front()));
     // The next generation may start from a later version, which does not include it.
-    if (KeepsCarried()) CADRE_RETURN_IF_ERROR(KeepCarried());
+    if (KeepsCarried() && !CarriesAlone()) CADRE_RETURN_IF_ERROR(KeepCarried());
   }
   ForgetStates();
   has_version_ = true;
@@ -213,10 +266,10 @@ absl::Status Averager::OfferInitial() {
   return absl::OkStatus();
 }
 
-absl::Status Averager::BeginPull(uint32_t version) {
+absl::Status Averager::BeginPull(const RankProtocol::Pull& pull) {
   if (exchange_->begun()) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(OfferInitial());
-  exchange_->BeginPull(version);
+  exchange_->BeginPull(pull.version, pull.included, pull.screened);
   return absl::OkStatus();
 }
 
@@ -225,7 +278,8 @@ absl::Status Averager::FinishPull(const RankProtocol::Pull& pull, Traffic* traff
   CADRE_RETURN_IF_ERROR(failure_.Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Finish(traffic)));
   transferred_ += exchange_->duration();
   progress_.Advance();
-  if (merges()) {
+  // Without overlap, nothing has changed the weights since the contribution.
+  if (averaging_.overlap().steps() > 0) {
     CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/false));
     CADRE_RETURN_IF_ERROR(GatherPart());
   }
@@ -233,15 +287,19 @@ absl::Status Averager::FinishPull(const RankProtocol::Pull& pull, Traffic* traff
   CADRE_RETURN_IF_ERROR(model_.AwaitOperations());
   // After this barrier every rank has pulled.
   CADRE_RETURN_IF_ERROR(group().Barrier());
-  const uint32_t late = exchange_->Adopt(pull.included, pull.screened);
+  const uint32_t late = exchange_->Adopt();
   const bool keeps_late = has_version_ && exchange_->keeps_late_changes() && late == 0;
   *kept = pull.included || (keeps_late && !pull.screened);
   ReportDropped(late);
   if (pull.screened) counters_.Add("changes_screened");
+  if (states_round_ > 0) {
+    options_.states->Replace(std::exchange(states_round_, 0), model_.States());
+  }
+  carried_version_ = std::max(carried_version_, kept_round_);
   // Before its first version, a group has contributed nothing.
   if (KeepsCarried() && has_version_) {
     options_.residuals->Settle(pull.version, [&](StateVault::Snapshot& each) {
-      const bool newest = each.version == keepable_round_;
+      const bool newest = each.version == kept_round_;
       Settle(pull.version, pull.included && newest, pull.screened && newest, each);
       return true;
     });
@@ -290,7 +348,12 @@ absl::Status Averager::Restore(const v1::Start& start) {
     return true;
   });
   ReportDropped(late);
-  return version > 0 ? RestoreCarried(version, included.round()) : absl::OkStatus();
+  if (version > 0) CADRE_RETURN_IF_ERROR(RestoreCarried(version, included.round()));
+  if (!CarriesAlone()) return absl::OkStatus();
+  carries_ = true;
+  carried_version_ = version;
+  options_.residuals->Clear();
+  return absl::OkStatus();
 }
 
 uint32_t Averager::Settle(uint32_t version, bool included, bool screened,
@@ -300,7 +363,7 @@ uint32_t Averager::Settle(uint32_t version, bool included, bool screened,
   size_t begin = 0;
   for (UpdateCount& each : snapshot.positions) {
     const size_t end = begin + each.positions.size();
-    const KeptShare share = ShareOf(each, version, included, screened);
+    const KeptShare share = ShareOf(averaging_, each, version, included, screened);
     late = std::max(late, share.dropped);
     if (each.updates > 0 && (included || screened || share.dropped > 0)) {
       const bool coded = snapshot.tensors.size() > 1 && share.dropped == 0 && !screened;
@@ -313,12 +376,6 @@ uint32_t Averager::Settle(uint32_t version, bool included, bool screened,
   }
   snapshot.tensors.resize(1);
   return late;
-}
-
-KeptShare Averager::ShareOf(const UpdateCount& kept, uint32_t version, bool included,
-                            bool screened) const {
-  if (kept.updates == 0) return {.factor = 1};
-  return KeptShareOf(averaging_, static_cast<uint32_t>(kept.updates), version, included, screened);
 }
 
 void Averager::ReportDropped(uint32_t late) {
@@ -353,10 +410,10 @@ absl::Status Averager::RestoreStates(uint32_t version, uint32_t included_round) 
 }
 
 absl::Status Averager::RestoreCarried(uint32_t version, uint32_t included_round) {
-  std::vector<float> values;
-  CADRE_RETURN_IF_ERROR(exchange_->Carried(&values));
+  std::vector<float> values(exchange_->elements());
+  CADRE_RETURN_IF_ERROR(exchange_->Carried(values));
   StateVault::States carried;
-  carried.tensors.push_back(ExchangedIn(values));
+  carried.tensors.push_back(ExchangedIn(exchanged_, values));
   CADRE_ASSIGN_OR_RETURN(const int64_t found,
                          options_.residuals->Restore(version, &carried, group()));
   LOG_IF(INFO, group().index() == 0 && found > 0)
@@ -370,56 +427,52 @@ absl::Status Averager::RestoreCarried(uint32_t version, uint32_t included_round)
                      model_.index().size(), " elements was lost with its ranks"));
   }
   if (found == 0) return absl::OkStatus();
+  std::vector<ShardExchange::LateChange> late;
   for (const UpdateCount& each : carried.updates) {
-    const float factor = ShareOf(each, version, /*included=*/false).factor;
-    for (const Owned& part : PartsIn(each.positions, carried.tensors.front())) {
-      for (float& value : part.values) value *= factor;
-    }
+    if (each.updates == 0) continue;
+    const float factor = ShareOf(averaging_, each, version, /*included=*/false).factor;
+    late.push_back({each.positions, static_cast<uint32_t>(each.updates), factor});
   }
-  exchange_->SetCarried(values);
+  exchange_->SetCarried(std::move(values), late);
   return absl::OkStatus();
 }
 
-std::vector<Owned> Averager::ExchangedIn(std::span<float> values) const {
-  std::vector<Owned> owned;
-  for (const Owned& each : exchanged_) {
-    owned.push_back({each.positions, values.first(each.positions.size())});
-    values = values.subspan(each.positions.size());
-  }
-  return owned;
-}
-
 absl::Status Averager::KeepCarried() {
-  std::vector<float> values;
-  CADRE_RETURN_IF_ERROR(exchange_->Carried(&values));
-  StateVault::States states{.tensors = {ExchangedIn(values)}};
-  for (const Owned& each : exchanged_) states.updates.push_back({each.positions});
-  options_.residuals->Keep(0, states);
+  StateVault::Snapshot& kept = options_.residuals->Keep(0, CountsOf(exchanged_, {}), /*tensors=*/1);
+  CADRE_RETURN_IF_ERROR(exchange_->Carried(kept.tensors[0]));
   return options_.residuals->Replicate(group());
 }
 
 absl::Status Averager::KeepStaged(uint32_t version) {
   if (!KeepsCarried() || !has_version_) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(exchange_->WhatMayBeKept(&keepable_));
-  keepable_round_ = version + 1;
-  StateVault::States states{.tensors = {ExchangedIn(keepable_.change)}};
-  if (codes_up_) states.tensors.push_back(ExchangedIn(keepable_.left_out));
-  auto exchanged = keepable_.exchanged.begin();
-  for (const auto& [positions, values] : exchanged_) {
-    for (int64_t begin = positions.begin; begin < positions.end;) {
-      const bool rest = exchanged == keepable_.exchanged.end() || begin < exchanged->begin;
-      int64_t end = positions.end;
-      if (!rest) {
-        end = (exchanged++)->end;
-      } else if (exchanged != keepable_.exchanged.end()) {
-        end = std::min(end, exchanged->begin);
-      }
-      states.updates.push_back({{begin, end}, rest ? 0 : keepable_round_});
-      begin = end;
-    }
-  }
-  options_.residuals->Keep(keepable_round_, states);
+  kept_round_ = version + 1;
+  if (CarriesAlone()) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(KeepUndecided());
   return options_.residuals->Replicate(group());
+}
+
+absl::Status Averager::KeepUndecided() {
+  StateVault& vault = *options_.residuals;
+  StateVault::Snapshot& kept =
+      vault.Keep(kept_round_, CountsOf(exchanged_, exchange_->undecided()), codes_up_ ? 2 : 1);
+  const absl::Status copied = exchange_->WhatMayBeKept(
+      kept.tensors[0], codes_up_ ? std::span(kept.tensors[1]) : std::span<float>());
+  if (!copied.ok()) vault.DropFrom(kept_round_);
+  return copied;
+}
+
+void Averager::KeepForNextGeneration() {
+  const std::vector<UpdateCount> undecided = exchange_->undecided();
+  // What was not reported to the coordinator is in no version.
+  const bool reported = !undecided.empty() && undecided.front().updates == kept_round_;
+  const bool decided = undecided.empty();
+  StateVault::Snapshot& kept =
+      options_.residuals->Keep(decided ? std::max(carried_version_, kept_round_) : carried_version_,
+                               CountsOf(exchanged_, exchange_->late()), /*tensors=*/1);
+  // Neither call has a device that could fail.
+  absl::Status copied = exchange_->Carried(kept.tensors[0], /*weighted=*/false);
+  if (copied.ok() && reported) copied = KeepUndecided();
+  CHECK(copied.ok()) << copied;
 }
 
 absl::Status Averager::HandOver(uint32_t version, const std::vector<bool>& leaving) {
@@ -437,12 +490,10 @@ std::vector<AveragingState> Averager::MakeStates() {
   for (const std::string& name : ShardStateNames(averaging_)) {
     if (!name.empty()) names.push_back(name);
   }
-  int64_t elements = 0;
-  for (const Owned& owned : exchanged_) elements += owned.positions.size();
-  state_values_.assign(names.size(), std::vector<float>(elements));
+  state_values_.assign(names.size(), std::vector<float>(exchange_->elements()));
   std::vector<AveragingState> states;
   for (size_t i = 0; i < names.size(); ++i) {
-    states.push_back({names[i], ExchangedIn(state_values_[i])});
+    states.push_back({names[i], ExchangedIn(exchanged_, state_values_[i])});
   }
   return states;
 }
@@ -465,7 +516,7 @@ absl::StatusOr<std::vector<AveragingState>> Averager::States(uint32_t version,
   std::vector<AveragingState> states = MakeStates();
   if (states.empty()) return states;
   if (codes_up_) {
-    CADRE_RETURN_IF_ERROR(exchange_->Carried(&state_values_.front()));
+    CADRE_RETURN_IF_ERROR(exchange_->Carried(state_values_.front()));
   }
   const size_t own = codes_up_ ? 1 : 0;
   const absl::Status pulled =

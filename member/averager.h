@@ -52,6 +52,8 @@ class Averager {
         failure_(failure) {}
   Averager(const Averager&) = delete;
   Averager& operator=(const Averager&) = delete;
+  // Ends the exchange. What only this rank has is in the vaults then.
+  ~Averager();
 
   // The other methods may be called after it.
   absl::Status Prepare(GroupControl& control);
@@ -67,7 +69,7 @@ class Averager {
   absl::StatusOr<uint64_t> GroupDigest();
 
   // ---- Contributions. `version` is the adopted one.
-  // Begins to stage the model's values. Keeps the optimizer's states.
+  // Begins to stage the model's values, and keeps the optimizer's states.
   absl::Status BeginStage(const RankProtocol::Stage& stage, uint32_t version);
   // Whether this rank has staged.
   bool staged() const { return exchange_->finished(); }
@@ -78,7 +80,7 @@ class Averager {
   // ---- Versions
   // The model becomes version 0: the values of the run's seed, or those of its checkpoint.
   absl::Status MakeInitial();
-  absl::Status BeginPull(uint32_t version);
+  absl::Status BeginPull(const RankProtocol::Pull& pull);
   // Overwrites the model with the version. `kept`: as in TrainedModel::OnAdopted.
   absl::Status FinishPull(const RankProtocol::Pull& pull, Traffic* traffic, bool* kept);
   // Adds what the steps of the overlap have changed.
@@ -97,14 +99,16 @@ class Averager {
 
  private:
   Communicator& group() { return model_.group(); }
-  // Whether the group merges a version with values of its own.
-  bool merges() const;
+  bool alone() const { return model_.group().size() == 1; }
   // Equal on all ranks.
   bool KeepsStates() const;
   bool KeepsCarried() const;
+  // Whether the vault gets what is carried only when the generation ends. A device may fail before.
+  bool CarriesAlone() const { return KeepsCarried() && alone() && coder_ == nullptr; }
   int64_t CarriedBytes() const;
 
   absl::Status MakeCoder();
+  absl::Status KeepStates(const RankProtocol::Stage& stage);
   // The fetched weights become those that are exchanged, or the reverse.
   absl::Status GatherPart();
   absl::Status StorePart();
@@ -118,17 +122,15 @@ class Averager {
   // value was contributed, which is not weighted yet; 0: the value is carried as it is.
   absl::Status KeepCarried();
   absl::Status KeepStaged(uint32_t version);
+  // Keeps what follows from the contribution, whose decision is not known.
+  absl::Status KeepUndecided();
+  void KeepForNextGeneration();
   // Keeps in the snapshot what follows from the decision on its contribution, with which the group
   // continues from `version`. Arguments and result as those of ShardExchange::Adopt.
   uint32_t Settle(uint32_t version, bool included, bool screened,
                   StateVault::Snapshot& snapshot) const;
-  // The share of values with this count, for a group that continues from `version`.
-  KeptShare ShareOf(const UpdateCount& kept, uint32_t version, bool included,
-                    bool screened = false) const;
   // The change is `late` rounds late; 0: it is not.
   void ReportDropped(uint32_t late);
-  // `values` as those of the positions that this rank exchanges, and these as states of a vault.
-  std::vector<Owned> ExchangedIn(std::span<float> values) const;
   // What a checkpoint contains, as zeros in state_values_. What codes have left out of
   // contributions is the first state, if there is any.
   std::vector<AveragingState> MakeStates();
@@ -154,9 +156,13 @@ class Averager {
   std::span<const Owned> exchanged_;
   // The values of MakeStates.
   std::vector<std::vector<float>> state_values_;
-  // What was kept last. The memory is used again, because page faults would cost more than copies.
-  ShardExchange::Keepable keepable_;
-  uint32_t keepable_round_ = 0;
+  // The round of the newest contribution; 0: there is none in this generation.
+  uint32_t kept_round_ = 0;
+  // What is carried is in the exchange alone, and belongs to this version.
+  bool carries_ = false;
+  uint32_t carried_version_ = 0;
+  // The states of the model are those at this contribution, and in no vault; 0: a vault has them.
+  uint32_t states_round_ = 0;
   // Null: the exchange codes contributions.
   std::unique_ptr<ContributionCoder> coder_;
   std::unique_ptr<ShardExchange> exchange_;

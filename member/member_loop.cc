@@ -405,7 +405,7 @@ class MemberLoop {
 
   absl::Status Do(const RankProtocol::Pull& pull, std::optional<RankProtocol::Event>* event) {
     Exposure exposure(*this);
-    CADRE_RETURN_IF_ERROR(averager_->BeginPull(pull.version));
+    CADRE_RETURN_IF_ERROR(averager_->BeginPull(pull));
     if (pull.background) {
       *event = RankProtocol::Unfinished{};
       return absl::OkStatus();

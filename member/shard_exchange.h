@@ -6,22 +6,20 @@
 // (v1::Restage).
 //
 // In a run with coded contributions or versions, or with fragments (model/coding.h,
-// ExchangesUnits), the owned values must be one interval of whole units (member/regroup.h). A
-// coded contribution is a frame of the change since the version that the rank has adopted, plus
-// what earlier frames have left out (error feedback): if the round includes the contribution, what
-// this frame leaves out is kept for the next one, otherwise the whole change. So is, in a run with
-// Staleness, the change of values in fp32. A version is pulled as the frames of all versions since
-// the one that the rank has, or as a whole if the shard does not keep all of them.
+// ExchangesUnits), the owned values must be whole units (member/regroup.h). What is contributed and
+// what is carried over from one contribution to the next: member/shard_values.h. A version is
+// pulled as the frames of all versions since the one that the rank has, or as a whole if the shard
+// does not keep all of them.
 //
-// A contribution is coded by the exchange, from a copy of the owned values, or by a coder where the
-// weights are (member/contribution_coder.h); of the owned values only those of version 0 are
-// then read.
+// A contribution is coded by the exchange, from the owned values, or by a coder where the weights
+// are (member/contribution_coder.h); of the owned values only those of version 0 are then read.
 //
-// Borrows its arguments and the owned values; `progress` advances with every chunk.
+// Borrows its arguments and the owned values; `progress` advances with every chunk and every unit.
 // Thread-compatible.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -43,6 +41,7 @@
 #include "member/kept_change.h"
 #include "member/owned.h"
 #include "member/runtime.h"
+#include "member/shard_values.h"
 #include "member/trainer_progress.h"
 #include "model/exchange_units.h"
 #include "model/parameter_index.h"
@@ -71,9 +70,9 @@ class ShardExchange {
   ~ShardExchange();
 
   // Bytes that remain allocated between boundaries, once a version has been adopted after a
-  // contribution: the staged values and the version; with coded contributions also the change,
-  // what its frame leaves out and what is carried; with overlap the contributed and the merged
-  // values. An upper bound with fragments. Requires: no coder.
+  // contribution: the version; the contribution, which is a frame or, in fp32, may be a copy of the
+  // owned values; what is carried; with overlap the contributed values. An upper bound with
+  // fragments. Requires: no coder.
   int64_t ExpectedBytes() const;
   // The memory that is allocated now.
   int64_t AllocatedBytes() const;
@@ -81,17 +80,20 @@ class ShardExchange {
   // False: the run does not average.
   bool has_shards() const { return !shards_.empty(); }
 
-  // Begins to stage a copy of the owned values as this rank's part of the group's contribution;
-  // with a `fragment` other than 0, of those in it. With a coder: the change that it has taken. If
-  // Finish returns OK, they are durable on every shard. Errors: as RoundsClient::Stage, naming the
-  // shard.
+  // Begins to stage the owned values as this rank's part of the group's contribution; with a
+  // `fragment` other than 0, those in it. With a coder: the change that it has taken. If Finish
+  // returns OK, they are durable on every shard. Errors: as RoundsClient::Stage, naming the shard.
+  // Requires: without overlap, the owned values do not change before Adopt.
   void BeginStage(uint32_t round, uint64_t samples, uint32_t fragment = 0)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Begins to stage a copy of the owned values as this rank's part of `version` itself, which no
-  // group has adopted yet (v1::ContributionHeader.seed).
+  // Begins to stage the owned values as this rank's part of `version` itself, which no group has
+  // adopted yet (v1::ContributionHeader.seed). Requires: they do not change before Finish.
   void BeginStageVersion(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Begins to receive this rank's part of `version`. The owned values do not change.
-  void BeginPull(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Begins to receive this rank's part of `version`. The owned values do not change. `included`:
+  // whether the version includes the rank's last contribution, `screened`: whether it does not
+  // because of what that contains. What is carried follows from it.
+  void BeginPull(uint32_t version, bool included = false, bool screened = false)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // What was begun last, which must end before anything else begins. Finish waits for the end
   // and adds the traffic; afterwards, `duration` is how long it took.
   bool begun() const { return running_ != nullptr; }
@@ -99,15 +101,14 @@ class ShardExchange {
   absl::Status Finish(Traffic* traffic);
   absl::Duration duration() const { return duration_; }
 
-  // Overwrites the owned values with what was pulled. `included`: whether the version includes the
-  // rank's last contribution, `screened`: whether it does not because of what that contains.
-  // Requires: all ranks of the group have pulled, so that they hold what
-  // they have staged until the whole group holds the version. Returns how many rounds late a change
-  // is that was dropped for this reason; 0: none was.
-  uint32_t Adopt(bool included, bool screened = false) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Overwrites the owned values with what was pulled. Requires: all ranks of the group have pulled,
+  // so that they hold what they have staged until the whole group holds the version. Returns how
+  // many rounds late a change is that was dropped for this reason; 0: none was.
+  uint32_t Adopt() ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether a change that is not late by too many rounds is kept for the next contribution.
   bool keeps_late_changes() const {
-    return KeepsChanges(averaging_) && KeptShareOf(averaging_, 1, 1, /*included=*/false).factor > 0;
+    return KeepsChanges(form_.averaging) &&
+           KeptShareOf(form_.averaging, 1, 1, /*included=*/false).factor > 0;
   }
   // Merges the owned values, which are those of the version, with what they were before: of what
   // the last round has exchanged, with the change since the last contribution (run.proto, Overlap);
@@ -123,69 +124,44 @@ class ShardExchange {
   absl::Status PullState(uint32_t version, uint32_t state, std::span<float> values,
                          Traffic* traffic);
 
-  // Stores what is added to the change of the next contribution, in order of positions. Requires:
-  // KeepsChanges. Errors: those of the coder.
-  absl::Status Carried(std::vector<float>* values) const;
-  // The change of the last contribution, which must be staged, or at least begun to be staged by a
-  // coder, and, if it was coded, what its code has left out, in order of positions: Adopt will
-  // carry a share of one of them. Values that the contribution did not exchange, because it was a
-  // fragment, are those that are carried.
-  struct Keepable {
-    std::vector<float> change;
-    std::vector<float> left_out;
-    // What the contribution exchanged, in order.
-    std::vector<Interval> exchanged;
-  };
-  // Requires and Errors: as Carried.
-  absl::Status WhatMayBeKept(Keepable* keepable) const;
-  // Requires: nothing was contributed yet; a value for each position of the rank.
-  void SetCarried(std::span<const float> carried);
+  // ---- What is added to the change of the next contribution
+  // Requires for all of it: KeepsChanges. Of values there is one for each position that the rank
+  // exchanges, in order.
+  int64_t elements() const;
+  using LateChange = ShardValues::LateChange;
+  // Copies the values, unless `weighted` is true as they were contributed. Errors: those of the
+  // coder. Requires: with a coder, `weighted`.
+  absl::Status Carried(std::span<float> values, bool weighted = true) const;
+  // Where the values are those of late changes: the count is the round.
+  std::vector<UpdateCount> late() const;
+  // The values are those that were contributed. Requires: nothing was contributed yet.
+  void SetCarried(std::vector<float> carried, std::span<const LateChange> late = {});
+  // The positions of the last contribution, until BeginPull has its decision: the count is its
+  // round. Requires: it has been staged, or a coder has it.
+  std::vector<UpdateCount> undecided() const;
+  // Copies what follows from it: the change if no version includes the contribution and, if it is
+  // coded, what its code has left out if one does. Other positions have what is carried, and
+  // nothing left out. `left_out` is empty unless contributions are coded. Errors: as Carried.
+  absl::Status WhatMayBeKept(std::span<float> change, std::span<float> left_out) const;
+
+  // Ends what was begun, before the values above are read for the last time.
+  void Stop();
 
  private:
-  struct Contribution {
-    uint32_t round = 0;
-    uint32_t fragment = 0;
-    // What it has of the shard's parts.
-    std::vector<Owned> parts;
+  struct Shard {
+    Shard(uint32_t shard, const ExchangeForm& form, std::vector<Owned> parts)
+        : id(shard), values(form, std::move(parts)) {}
+
+    const uint32_t id;
+    // What is transferred, and the version, are read by other threads only while `held` has them.
+    ShardValues values;
+    std::unique_ptr<ShardClient> client;
     // Result of the coder.
     absl::Status coded;
-    // Guarded by mutex_.
+    // Of the last contribution; guarded by mutex_, as `held` is.
     v1::ContributionHeader header;
-  };
-  struct Shard {
-    uint32_t id = 0;
-    // The flat positions (model/parameter_index.h) that the shard owns.
-    Interval positions;
-    // The owned values at these positions. All ranks of the group together cover the shard; a
-    // single rank may have no part.
-    std::vector<Owned> parts;
-    std::unique_ptr<ShardClient> client;
-    // The last contribution; nothing: there is none since the last adoption.
-    std::optional<Contribution> contribution;
-    // The number of the version that was pulled last; nothing: there is none.
-    std::optional<uint32_t> version_number;
-    // Guarded by mutex_.
     HeldValues held;
     Traffic traffic;
-
-    // ---- Buffers, whose memory is used again
-    // What a contribution transfers: the exchanged values or, if contributions are coded, a frame
-    // of their changes. Read by other threads only while `held` has it.
-    std::vector<float> staged;
-    std::string frame;
-    // The version with `version_number`. Read by other threads only while `held` has it.
-    std::vector<float> version;
-    // The exchanged values at the contribution, in a run with overlap.
-    std::vector<float> contributed;
-    // The values of all parts that Merge stores.
-    std::vector<float> merged;
-    // What is added to the next change: what earlier frames have left out, and late changes, each
-    // with its factor. Empty: zeros.
-    std::vector<float> carried;
-    // For the exchanged values: the change of the contribution, and what its frame leaves out.
-    // Unused with a coder, as `carried` is.
-    std::vector<float> change;
-    std::vector<float> left_out;
   };
   // Begins `work` for all shards of which the rank has a part.
   void Begin(std::function<absl::Status(Shard&, std::stop_token)> work);
@@ -197,35 +173,12 @@ class ShardExchange {
   void FillRanges(const std::vector<Owned>& parts, Message& message) const;
   v1::ContributionHeader HeaderOf(const std::vector<Owned>& parts, uint32_t round,
                                   uint64_t samples) const;
-  // The parts that a fragment has of those of the shard.
-  std::vector<Owned> PartsOf(const Shard& shard, uint32_t fragment) const;
-  std::vector<ExchangeUnit> UnitsOf(const std::vector<Owned>& parts) const;
-  // Whether contributions have changes that may have to be kept, in buffers of the exchange.
-  bool keeps_changes() const { return coder_ == nullptr && KeepsChanges(averaging_); }
-  bool HasChange(const Shard& shard) const {
-    return keeps_changes() && shard.contribution && !shard.contribution->parts.empty();
-  }
-  // Calls use(i, p, trained) for each value of `parts`, which are parts of the shard's: i counts
-  // them, and p those of all parts; `trained` is false for running statistics.
-  template <typename Use>
-  void ForEachValue(const Shard& shard, const std::vector<Owned>& parts, const Use& use) const;
-  // The buffer for copies of the exchanged values, of which MakeContribution makes the change and
-  // what is to be transferred. Errors: those of the codec.
-  std::vector<float>& ValuesOf(Shard& shard) const { return up_ ? shard.change : shard.staged; }
-  absl::Status MakeContribution(Shard& shard) const;
-  // What a contribution transfers.
-  std::span<const std::byte> BytesOf(const Shard& shard) const {
-    return up_ ? std::as_bytes(std::span(shard.frame)) : std::as_bytes(std::span(shard.staged));
-  }
-  // Updates what is carried after the adoption of a version, if there is a change. As Adopt.
-  uint32_t KeepChange(Shard& shard, bool included, bool screened) const;
-  // Computes shard.merged from the owned values, before they are overwritten.
-  void PrepareMerge(Shard& shard) const;
+  // As WhatMayBeKept. Requires: a coder.
+  absl::Status CopyOut(std::span<float> change, std::span<float> left_out) const;
   v1::PullRequest RequestOf(const std::vector<Owned>& parts, uint32_t version) const;
-  // Receives the version into shard.version.
+  // Receives the version into shard.values.
   absl::Status PullInto(Shard& shard, uint32_t version, std::stop_token stop) const;
-  // Adds the frame of the version after the one in shard.version. FailedPrecondition: the shard
-  // does not have it.
+  // Adds the frame of the next version. FailedPrecondition: the shard does not have it.
   absl::Status AddFrame(Shard& shard, std::stop_token stop) const;
 
   // On the membership thread; does not block.
@@ -234,18 +187,12 @@ class ShardExchange {
 
   const v1::RankSlot rank_slot_;
   const std::string lineage_;
-  const ParameterIndex& index_;
-  const ExchangeUnits* const units_;
-  // Nothing for values in fp32.
-  const std::optional<v1::Coding> up_;
-  const std::optional<v1::Coding> down_;
-  const v1::Overlap overlap_;
-  const uint32_t fragments_;
-  const v1::Averaging averaging_;
+  const ExchangeForm form_;
   Runtime& runtime_;
   GroupControl& control_;
+  TrainerProgress& progress_;
   ContributionCoder* const coder_;
-  std::vector<Shard> shards_;
+  std::deque<Shard> shards_;
   // The following must end before the clients are destroyed.
   std::unique_ptr<Cancellation::Registration> on_cancel_;
   // Guards the values that the rank holds while they are copied.

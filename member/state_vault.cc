@@ -274,15 +274,19 @@ void StateVault::DropFrom(uint32_t version) {
   while (!snapshots_.empty() && snapshots_.front().version >= version) snapshots_.pop_front();
 }
 
-void StateVault::Fill(uint32_t version, const States& states, Snapshot& snapshot) const {
+void StateVault::Resize(uint32_t version, std::vector<UpdateCount> positions, size_t tensors,
+                        Snapshot& snapshot) const {
   snapshot.version = version;
   snapshot.generation = generation_;
-  snapshot.positions = states.updates;
-  snapshot.tensors.resize(states.tensors.size());
+  snapshot.positions = std::move(positions);
+  snapshot.tensors.resize(tensors);
+  for (std::vector<float>& values : snapshot.tensors) values.resize(SizeOf(snapshot.positions));
+}
+
+void StateVault::Fill(uint32_t version, const States& states, Snapshot& snapshot) const {
+  Resize(version, states.updates, states.tensors.size(), snapshot);
   for (size_t i = 0; i < states.tensors.size(); ++i) {
-    std::vector<float>& values = snapshot.tensors[i];
-    values.clear();
-    values.reserve(SizeOf(states.updates));
+    auto to = snapshot.tensors[i].begin();
     auto owned = states.tensors[i].begin();
     for (const auto& [positions, updates] : states.updates) {
       while (!owned->positions.contains(positions)) {
@@ -290,7 +294,7 @@ void StateVault::Fill(uint32_t version, const States& states, Snapshot& snapshot
         CHECK(owned != states.tensors[i].end()) << "positions that the rank does not own";
       }
       const auto begin = owned->values.begin() + (positions.begin - owned->positions.begin);
-      values.insert(values.end(), begin, begin + positions.size());
+      to = std::copy_n(begin, positions.size(), to);
     }
   }
 }
@@ -301,7 +305,8 @@ void StateVault::Push(Snapshot snapshot) {
   snapshots_.push_front(std::move(snapshot));
 }
 
-void StateVault::Keep(uint32_t round, const States& states) {
+StateVault::Snapshot& StateVault::Keep(uint32_t round, std::vector<UpdateCount> positions,
+                                       size_t tensors) {
   DropFrom(round);
   // The memory of the oldest snapshot is used again.
   Snapshot snapshot;
@@ -309,8 +314,21 @@ void StateVault::Keep(uint32_t round, const States& states) {
     snapshot = std::move(snapshots_.back());
     snapshots_.pop_back();
   }
-  Fill(round, states, snapshot);
+  Resize(round, std::move(positions), tensors, snapshot);
   Push(std::move(snapshot));
+  return snapshots_.front();
+}
+
+void StateVault::Keep(uint32_t round, const States& states) {
+  Fill(round, states, Keep(round, states.updates, states.tensors.size()));
+}
+
+void StateVault::Replace(uint32_t version, const States& states) {
+  Snapshot snapshot;
+  if (!snapshots_.empty()) snapshot = std::move(snapshots_.front());
+  snapshots_.clear();
+  Fill(version, states, snapshot);
+  snapshots_.push_front(std::move(snapshot));
 }
 
 void StateVault::Settle(uint32_t version, absl::FunctionRef<bool(Snapshot& snapshot)> settle) {

@@ -11,7 +11,7 @@
 // Each snapshot is copied to another rank of the group, so that the loss of one rank loses no
 // states; the copies are on other hosts, so that the loss of one host loses none either, if no host
 // has more than half of the ranks. A vault so holds four times the rank's optimizer states, and
-// what leaving ranks have handed over.
+// what leaving ranks have handed over; that of a rank that is alone, once or, with overlap, twice.
 //
 // In the next generation the ranks may be others, and own other slices. They exchange what they
 // hold for the version that they start from or, if the other groups have gone on without theirs,
@@ -25,6 +25,7 @@
 // Outlives generations; used by the training thread. Thread-compatible.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -64,8 +65,17 @@ class StateVault {
   // rollback.
   void Enter(const v1::Assignment& assignment);
 
-  // Copies the states at the contribution to `round`.
+  // Begins the snapshot at the contribution to `round`: the caller stores its values, a number of
+  // tensors of one value for each position, before it calls anything else. Their values are
+  // unspecified at first.
+  Snapshot& Keep(uint32_t round, std::vector<UpdateCount> positions, size_t tensors);
+  // Copies the states at the contribution.
   void Keep(uint32_t round, const States& states);
+  // As Keep, in place of all snapshots.
+  void Replace(uint32_t version, const States& states);
+  // Drops the snapshots of `version` and of later ones.
+  void DropFrom(uint32_t version);
+  void Clear() { snapshots_.clear(); }
   // A collective, after Keep on all ranks: copies the snapshots to other ranks.
   absl::Status Replicate(Communicator& group);
   // Snapshots of later versions are dropped, since the run does not have these. `settle` receives
@@ -90,6 +100,9 @@ class StateVault {
   absl::Status HandOver(uint32_t version, const std::vector<bool>& leaving, Communicator& group);
 
  private:
+  // `snapshot` gets these positions, and tensors of their size.
+  void Resize(uint32_t version, std::vector<UpdateCount> positions, size_t tensors,
+              Snapshot& snapshot) const;
   // `snapshot` becomes one of the states.
   void Fill(uint32_t version, const States& states, Snapshot& snapshot) const;
   // Replaces snapshots of its version and of later ones.
@@ -99,8 +112,6 @@ class StateVault {
   // A collective. Each rank sends its snapshot to rank receivers[index()], which adds it to its
   // own; a rank that is its own receiver sends it to no peer.
   static absl::Status Give(Snapshot& snapshot, std::span<const int> receivers, Communicator& group);
-  // Drops the snapshots of `version` and of later ones.
-  void DropFrom(uint32_t version);
 
   std::string lineage_;
   uint32_t branch_ = 0;

@@ -211,7 +211,7 @@ class ShardExchangeTest : public ::testing::Test {
   }
   void PullAll(uint32_t version) {
     for (auto& rank : ranks_) ASSERT_EQ(rank->Pull(version), absl::OkStatus());
-    for (auto& rank : ranks_) rank->exchange->Adopt(/*included=*/true);
+    for (auto& rank : ranks_) rank->exchange->Adopt();
   }
   // Every rank answers without an error.
   void RestageAll(uint32_t shard, uint32_t round, bool seed) {
@@ -265,7 +265,7 @@ TEST_F(ShardExchangeTest, PullChangesNothingBeforeAdopt) {
   std::copy(other.begin(), other.end(), rank.values.begin());
   ASSERT_EQ(rank.Pull(1), absl::OkStatus());
   EXPECT_TRUE(SameBits(rank.values, other));
-  rank.exchange->Adopt(/*included=*/true);
+  rank.exchange->Adopt();
   EXPECT_TRUE(SameBits(rank.values, contribution)) << "a mean of one group";
 }
 
@@ -312,7 +312,7 @@ TEST_F(ShardExchangeTest, ContributionsRestoreShardDuringPull) {
   pull.join();
   EXPECT_EQ(pulled, absl::OkStatus());
   EXPECT_EQ(ranks_[1]->Pull(1), absl::OkStatus());
-  for (auto& rank : ranks_) rank->exchange->Adopt(/*included=*/true);
+  for (auto& rank : ranks_) rank->exchange->Adopt();
   EXPECT_TRUE(SameBits(ranks_[0]->values, contribution));
 }
 

@@ -21,8 +21,8 @@ import sites
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("coordinator/run", "coordinator/machine", "coordinator/cluster")
 FILES = ("base/stream_slots.cc", "member/averager.cc", "member/kept_change.cc", "member/rank_protocol.cc",
-         "member/shard_exchange.cc", "member/state_vault.cc", "server/ledger.cc", "server/ledger_run.cc",
-         "server/order_queue.cc")
+         "member/shard_exchange.cc", "member/shard_values.cc", "member/state_vault.cc", "server/ledger.cc",
+         "server/ledger_run.cc", "server/order_queue.cc")
 
 
 def sources():

@@ -93,21 +93,25 @@ class CodingRank {
   }
   uint32_t Adopt(uint32_t version, bool included) {
     Traffic ignored;
-    exchange_->BeginPull(version);
+    exchange_->BeginPull(version, included);
     EXPECT_EQ(exchange_->Finish(&ignored), absl::OkStatus());
-    const uint32_t dropped = exchange_->Adopt(included);
+    const uint32_t dropped = exchange_->Adopt();
     StoreAdopted();
     return dropped;
   }
   std::vector<float> Carried() {
-    std::vector<float> carried;
-    EXPECT_EQ(exchange_->Carried(&carried), absl::OkStatus());
+    std::vector<float> carried(index_.size());
+    EXPECT_EQ(exchange_->Carried(carried), absl::OkStatus());
     return carried;
   }
-  ShardExchange::Keepable Keepable() {
-    ShardExchange::Keepable keepable;
-    EXPECT_EQ(exchange_->WhatMayBeKept(&keepable), absl::OkStatus());
-    return keepable;
+  struct Keepable {
+    std::vector<float> change;
+    std::vector<float> left_out;
+  };
+  Keepable WhatMayBeKept() {
+    Keepable kept{std::vector<float>(index_.size()), std::vector<float>(index_.size())};
+    EXPECT_EQ(exchange_->WhatMayBeKept(kept.change, kept.left_out), absl::OkStatus());
+    return kept;
   }
 
  private:
@@ -265,7 +269,7 @@ TEST_P(DeviceContributionTest, ContributesTheBitsOfTheHost) {
       for (const uint32_t group : {0, 1}) ASSERT_EQ(run.Contribute(group, round), absl::OkStatus());
       run.Apply(round, {{.group = 0}, {.group = 1}});
       // As it is kept for the next generation, before the version is adopted.
-      std::vector<float> kept = run.rank(0).Keepable().left_out;
+      std::vector<float> kept = run.rank(0).WhatMayBeKept().left_out;
       for (float& value : kept) value *= 0.9F;
       for (const uint32_t group : {0, 1}) {
         ASSERT_EQ(run.rank(group).Adopt(round, /*included=*/true), 0U);
@@ -284,7 +288,7 @@ TEST_P(DeviceContributionTest, CarriesLateChangesAsTheHost) {
   const float weight = GetParam() == v1::CODEC_TOPK ? std::pow(0.95F, 2.0F) : 1;
   OnBoth([&](CodedRun& run) {
     ASSERT_EQ(run.Contribute(0, 1), absl::OkStatus());
-    std::vector<float> change = run.rank(0).Keepable().change;
+    std::vector<float> change = run.rank(0).WhatMayBeKept().change;
     for (float& value : change) value *= weight;
     for (const uint32_t round : {1, 2}) {
       ASSERT_EQ(run.Contribute(1, round), absl::OkStatus());
@@ -316,7 +320,7 @@ TEST_P(DeviceContributionTest, ContinuesWithWhatWasKept) {
   OnBoth([](CodedRun& run) {
     for (const uint32_t group : {0, 1}) ASSERT_EQ(run.Contribute(group, 1), absl::OkStatus());
     run.Apply(1, {{.group = 0}, {.group = 1}});
-    const std::vector<float> kept = run.rank(0).Keepable().left_out;
+    const std::vector<float> kept = run.rank(0).WhatMayBeKept().left_out;
     run.Restart(1).exchange().SetCarried(kept);
     run.rank(1).Adopt(1, /*included=*/true);
   });

@@ -1,5 +1,6 @@
 // Groups that are re-formed: optimizer states move with them. The coordinator is a fake, the
 // aggregator is real.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -17,6 +18,10 @@
 
 namespace cadre {
 namespace {
+
+using ::testing::_;
+using ::testing::ElementsAre;
+using ::testing::Pair;
 
 v1::RunSpec Spec(const std::string& optimizer) {
   auto spec = Parse<v1::RunSpec>(R"(
@@ -66,6 +71,16 @@ class TrainedRun {
                  return TrainerOutcome{.status = absl::CancelledError("expected")};
                });
     run_.OnAdopted(nullptr);
+  }
+  // As Train, of worker 0 alone. Returns the bytes of its vaults whenever it has adopted a version.
+  std::vector<std::pair<int64_t, int64_t>> BytesWhileAlone(uint32_t versions) {
+    std::vector<std::pair<int64_t, int64_t>> bytes;
+    run_.OnAdopted([&](const v1::Adopted&) {
+      bytes.emplace_back(vaults[0].AllocatedBytes(), residuals[0].AllocatedBytes());
+    });
+    Train({0}, versions);
+    run_.OnAdopted(nullptr);
+    return bytes;
   }
   // The worker is assigned to another group, whose peers it cannot reach.
   void FailToConnect(int worker) {
@@ -182,6 +197,19 @@ TEST(Reform, TheLossOfARankLosesNoStates) {
     reformed.Train({2, 3}, 2);
     EXPECT_EQ(reformed.digest(), whole.digest()) << optimizer;
   }
+}
+
+// Its states are in the vault once, and what its codes leave out is in the exchange alone. The last
+// contribution of a generation may be included or not, so both vaults then have what follows.
+TEST(Reform, RankThatIsAloneKeepsLittle) {
+  v1::RunSpec spec = Spec("sgd { momentum: 0.5 }");
+  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_STAT2);
+  TrainedRun run(spec);
+  constexpr int64_t kTensor = 130 * sizeof(float);
+  EXPECT_THAT(run.BytesWhileAlone(3), ElementsAre(Pair(0, 0), Pair(kTensor, 0), Pair(kTensor, 0)));
+  EXPECT_EQ(run.vaults[0].AllocatedBytes(), 2 * kTensor);
+  EXPECT_EQ(run.residuals[0].AllocatedBytes(), 3 * kTensor);
+  EXPECT_THAT(run.BytesWhileAlone(2), ElementsAre(_, Pair(kTensor, 0)));
 }
 
 // The contribution before the group is re-formed is included, but the group has not adopted its

@@ -1,0 +1,406 @@
+// Memory. There are two values for each one that is coded, the version and what is carried, and
+// with overlap a third one, the contributed value: training continues meanwhile. All else is
+// computed unit by unit. The change of a contribution, and what its frame leaves out, follow from
+// them and from the frame until a later version is received. By then the decision is known, and one
+// of both takes the place of what was carried. The merged values take the place of the contributed
+// ones. In fp32, values that are scattered over buckets are copied, because the client sends
+// contiguous chunks.
+//
+// A late change is weighted when the next contribution is made: if the generation ends before, the
+// next one weights it by how late it is by then.
+#include "member/shard_values.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "glog/logging.h"
+#include "kernels/codec/coding.h"
+#include "server/client/frame.h"
+
+namespace cadre {
+namespace {
+
+int64_t ElementsOf(const std::vector<Owned>& parts) {
+  int64_t elements = 0;
+  for (const Owned& part : parts) elements += part.positions.size();
+  return elements;
+}
+
+void CopyFrom(const std::vector<Owned>& parts, std::vector<float>* values) {
+  values->clear();
+  values->reserve(ElementsOf(parts));
+  for (const Owned& part : parts) {
+    values->insert(values->end(), part.values.begin(), part.values.end());
+  }
+}
+
+void CopyTo(const std::vector<float>& values, const std::vector<Owned>& parts) {
+  auto from = values.begin();
+  for (const Owned& part : parts) {
+    std::copy_n(from, part.values.size(), part.values.begin());
+    from += std::ssize(part.values);
+  }
+}
+
+// Calls use(stretch, decoded) with what the frame of the stretches has for each. InvalidArgument
+// for a malformed frame.
+template <typename Stretch, typename Use>
+absl::Status ForEachDecoded(std::span<const Stretch> stretches, const Codec& codec,
+                            absl::string_view frame, TrainerProgress& progress, const Use& use) {
+  FrameReader reader(codec, frame.size(), [&](uint64_t offset, std::span<char> bytes) {
+    std::memcpy(bytes.data(), frame.data() + offset, bytes.size());
+    return absl::OkStatus();
+  });
+  std::vector<float> decoded(kUnitSize);
+  for (const Stretch& stretch : stretches) {
+    const std::span<float> values = std::span(decoded).first(stretch.size());
+    CADRE_RETURN_IF_ERROR(reader.Next(stretch.unit, values));
+    use(stretch, values);
+    progress.Advance();
+  }
+  return reader.CheckEnd();
+}
+
+}  // namespace
+
+ShardValues::ShardValues(const ExchangeForm& form, std::vector<Owned> parts)
+    : form_(form), parts_(std::move(parts)), size_(ElementsOf(parts_)) {}
+
+std::vector<Owned> ShardValues::PartsOf(uint32_t fragment) const {
+  if (fragment == 0 || parts_.empty()) return parts_;
+  std::vector<Owned> parts;
+  const Interval all{parts_.front().positions.begin, parts_.back().positions.end};
+  for (const Interval& interval : form_.units->FragmentIn(all, fragment, form_.fragments)) {
+    for (const Owned& part : PartsIn(interval, parts_)) parts.push_back(part);
+  }
+  return parts;
+}
+
+std::vector<ExchangeUnit> ShardValues::UnitsOf(const std::vector<Owned>& parts) const {
+  std::vector<Interval> intervals;
+  for (const Owned& part : parts) intervals.push_back(part.positions);
+  return form_.units->In(intervals);
+}
+
+int64_t ShardValues::ExpectedBytes() const {
+  const bool stages = !form_.up && !ReadsOwned(parts_);
+  const int buffers = 1 + (form_.keeps_changes() ? 1 : 0) + (stages ? 1 : 0) +
+                      (form_.overlaps() && form_.keeps_changes() ? 1 : 0) +
+                      (form_.fragments > 1 ? 1 : 0);
+  int64_t words = buffers * size_;
+  if (form_.up) words += MaxFrameWords(UnitsOf(parts_), CodecOf(*form_.up));
+  return words * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t ShardValues::AllocatedBytes() const {
+  size_t bytes = form_.up ? frame_.capacity() : 0;
+  for (const auto* buffer : {&staged_, &version_, &contributed_, &of_fragments_, &carried_}) {
+    bytes += buffer->capacity() * sizeof(float);
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+std::vector<ShardValues::Stretch> ShardValues::StretchesOf(const std::vector<Owned>& parts) const {
+  std::vector<Stretch> stretches;
+  int64_t i = 0;
+  int64_t before = 0;
+  auto whole = parts_.begin();
+  for (const Owned& part : parts) {
+    for (; !whole->positions.contains(part.positions); ++whole) before += whole->positions.size();
+    const int64_t first = before + part.positions.begin - whole->positions.begin;
+    const auto add = [&](const ExchangeUnit& unit) {
+      const int64_t at = unit.positions.begin - part.positions.begin;
+      stretches.push_back({.unit = unit,
+                           .i = i + at,
+                           .p = first + at,
+                           .owned = part.values.subspan(at, unit.positions.size())});
+    };
+    if (form_.units != nullptr) {
+      for (const ExchangeUnit& unit : form_.units->In(part.positions)) add(unit);
+    } else {
+      int64_t begin = part.positions.begin;
+      for (const v1::Range& range : form_.index.RangesOf(begin, part.positions.end)) {
+        const int64_t end = begin + static_cast<int64_t>(range.end() - range.begin());
+        const auto kind = IsStatistic(form_.index[range.tensor()].role)
+                              ? ExchangeUnit::Kind::kStatistic
+                              : ExchangeUnit::Kind::kExact;
+        while (begin < end) {
+          const int64_t next = std::min(begin + kUnitSize, end);
+          add({{begin, next}, kind});
+          begin = next;
+        }
+      }
+    }
+    i += part.positions.size();
+    CHECK_EQ(stretches.back().unit.positions.end, part.positions.end) << "a part cuts a unit";
+  }
+  return stretches;
+}
+
+// ---- Contributions
+
+void ShardValues::BeginContribution(uint32_t round, uint32_t fragment) {
+  contribution_ = Contribution{.round = round, .fragment = fragment, .parts = PartsOf(fragment)};
+  frame_.clear();
+  if (form_.has_coder) return;
+  if (!form_.up && !ReadsOwned(contribution_->parts)) CopyFrom(contribution_->parts, &staged_);
+  if (form_.overlaps() && form_.keeps_changes()) CopyFrom(contribution_->parts, &contributed_);
+}
+
+void ShardValues::SetFrame(std::string frame) {
+  frame_ = std::move(frame);
+  contribution_->undecided = true;
+}
+
+std::span<const float> ShardValues::ContributedIn(const Stretch& stretch) const {
+  if (!form_.overlaps()) return stretch.owned;
+  const std::vector<float>& contributed = form_.keeps_changes() ? contributed_ : staged_;
+  return std::span(contributed).subspan(stretch.i, stretch.size());
+}
+
+std::span<const std::byte> ShardValues::bytes() const {
+  if (form_.up) return std::as_bytes(std::span(frame_));
+  const std::vector<Owned>& parts = contribution_->parts;
+  return std::as_bytes(ReadsOwned(parts) ? parts.front().values : std::span<const float>(staged_));
+}
+
+// Changes are relative to the version that the rank has adopted. Without an earlier change, values
+// in fp32 are transferred as they are.
+absl::Status ShardValues::MakeContribution(TrainerProgress& progress) {
+  const std::vector<Owned>& parts = contribution_->parts;
+  if (!form_.keeps_changes() || parts.empty()) return absl::OkStatus();
+  CHECK_EQ(std::ssize(version_), size_);
+  const bool carries = !carried_.empty();
+  carried_.resize(size_);
+  if (form_.up) {
+    frame_.reserve(MaxFrameWords(UnitsOf(parts), CodecOf(*form_.up)) * sizeof(float));
+  }
+  std::vector<float> values(kUnitSize);
+  for (const Stretch& stretch : StretchesOf(parts)) {
+    progress.Advance();
+    if (form_.up) {
+      ChangeOf(stretch, values);
+      const std::span<const float> coded = stretch.trained() ? values : ContributedIn(stretch);
+      CADRE_RETURN_IF_ERROR(
+          EncodeFrame(std::span(&stretch.unit, 1), CodecOf(*form_.up), coded, &frame_));
+    } else if (stretch.trained() && carries) {
+      CarriedIn(stretch, values);
+      for (size_t k = 0; k < stretch.size(); ++k) staged_[stretch.i + k] += values[k];
+    }
+  }
+  contribution_->undecided = true;
+  return absl::OkStatus();
+}
+
+void ShardValues::CarriedIn(const Stretch& stretch, std::span<float> carried) const {
+  // May be the same memory.
+  std::memmove(carried.data(), carried_.data() + stretch.p, stretch.size() * sizeof(float));
+  const Interval positions = stretch.unit.positions;
+  auto late = std::partition_point(late_.begin(), late_.end(), [&](const LateChange& each) {
+    return each.positions.end <= positions.begin;
+  });
+  for (; late != late_.end() && late->positions.begin < positions.end; ++late) {
+    const Interval both = Intersect(late->positions, positions);
+    const int64_t at = both.begin - positions.begin;
+    for (float& value : carried.subspan(at, both.size())) value *= late->factor;
+  }
+}
+
+void ShardValues::ChangeOf(const Stretch& stretch, std::span<float> change) const {
+  CarriedIn(stretch, change);
+  const std::span<const float> values = ContributedIn(stretch);
+  const float* const version = version_.data() + stretch.p;
+  for (size_t k = 0; k < stretch.size(); ++k) {
+    change[k] = stretch.trained() ? (values[k] - version[k]) + change[k] : 0;
+  }
+}
+
+template <typename Use>
+void ShardValues::ForEachLeftOut(std::span<const Stretch> stretches, TrainerProgress& progress,
+                                 const Use& use) const {
+  std::vector<float> left_out(kUnitSize);
+  const absl::Status decoded =
+      ForEachDecoded(stretches, CodecOf(*form_.up), frame_, progress,
+                     [&](const Stretch& stretch, std::span<const float> coded) {
+                       const std::span<float> left = std::span(left_out).first(stretch.size());
+                       ChangeOf(stretch, left);
+                       for (size_t k = 0; k < left.size(); ++k) {
+                         left[k] = stretch.trained() ? left[k] - coded[k] : 0;
+                       }
+                       use(stretch, std::span<const float>(left));
+                     });
+  CHECK(decoded.ok()) << decoded;
+}
+
+std::optional<KeptShare> ShardValues::Decide(uint32_t version, bool included, bool screened,
+                                             TrainerProgress& progress) {
+  if (!undecided()) return std::nullopt;
+  const KeptShare share =
+      KeptShareOf(form_.averaging, contribution_->round, version, included, screened);
+  contribution_->undecided = false;
+  contribution_->dropped = share.dropped;
+  if (form_.has_coder) return share;
+  const std::vector<Owned>& parts = contribution_->parts;
+  const std::vector<Stretch> stretches = StretchesOf(parts);
+  const auto carried_in = [&](const Stretch& stretch) {
+    return std::span(carried_).subspan(stretch.p, stretch.size());
+  };
+  const bool is_late = !included && !screened && share.dropped == 0;
+  if (is_late) {
+    for (const Stretch& stretch : stretches) ChangeOf(stretch, carried_in(stretch));
+  } else if (included && form_.up && !screened) {
+    ForEachLeftOut(stretches, progress, [&](const Stretch& stretch, std::span<const float> left) {
+      const std::span<float> carried = carried_in(stretch);
+      for (size_t k = 0; k < left.size(); ++k) carried[k] = share.factor * left[k];
+    });
+  } else {
+    // What was screened may not be finite, and a change in fp32 has left nothing out.
+    for (const Stretch& stretch : stretches) {
+      std::fill_n(carried_in(stretch).begin(), stretch.size(), 0.0F);
+    }
+  }
+  for (const Owned& part : parts) RemoveLate(part.positions);
+  if (!is_late) return share;
+  for (const Owned& part : parts) {
+    late_.push_back({part.positions, contribution_->round, share.factor});
+  }
+  absl::c_sort(late_, [](const LateChange& a, const LateChange& b) {
+    return a.positions.begin < b.positions.begin;
+  });
+  return share;
+}
+
+void ShardValues::RemoveLate(Interval positions) {
+  std::vector<LateChange> left;
+  for (const LateChange& each : late_) {
+    for (const Interval rest : {Interval(each.positions.begin, positions.begin),
+                                Interval(positions.end, each.positions.end)}) {
+      const Interval part = Intersect(rest, each.positions);
+      if (!part.empty()) left.push_back({part, each.round, each.factor});
+    }
+  }
+  late_ = std::move(left);
+}
+
+// ---- Versions
+
+void ShardValues::SetInitial() {
+  CopyFrom(parts_, &version_);
+  version_number_ = 0;
+}
+
+std::span<float> ShardValues::BeginVersion() {
+  version_number_.reset();
+  version_.resize(size_);
+  return version_;
+}
+
+void ShardValues::SetExchanged(std::span<const float> values) {
+  for (const Stretch& stretch : StretchesOf(contribution_->parts)) {
+    std::copy_n(values.begin() + stretch.i, stretch.size(), version_.begin() + stretch.p);
+  }
+  ++*version_number_;
+}
+
+absl::Status ShardValues::AddFrame(const PulledFrame& frame, TrainerProgress& progress) {
+  if (frame.fragment > 0 && (form_.fragments == 1 || frame.fragment > form_.fragments)) {
+    return absl::DataLossError(absl::StrCat("the run has no fragment ", frame.fragment));
+  }
+  const std::vector<Stretch> stretches = StretchesOf(PartsOf(frame.fragment));
+  const uint32_t version = *std::exchange(version_number_, std::nullopt);
+  const absl::Status added =
+      ForEachDecoded(std::span<const Stretch>(stretches), CodecOf(*form_.down), frame.bytes,
+                     progress, [&](const Stretch& stretch, std::span<const float> change) {
+                       float* const values = version_.data() + stretch.p;
+                       for (size_t k = 0; k < stretch.size(); ++k) {
+                         values[k] = stretch.trained() ? values[k] + change[k] : change[k];
+                       }
+                     });
+  if (!added.ok()) return absl::DataLossError(added.message());
+  version_number_ = version + 1;
+  return absl::OkStatus();
+}
+
+uint32_t ShardValues::Adopt() {
+  const uint32_t dropped = contribution_ ? contribution_->dropped : 0;
+  if (form_.overlaps() || form_.fragments > 1) PrepareMerge();
+  CopyTo(version_, parts_);
+  contribution_.reset();
+  return dropped;
+}
+
+std::vector<float>& ShardValues::merged() {
+  if (form_.fragments > 1) return of_fragments_;
+  return form_.keeps_changes() ? contributed_ : staged_;
+}
+
+// A value that was not exchanged continues as it was, unless later versions may have changed it.
+void ShardValues::PrepareMerge() {
+  std::vector<float>& merged = this->merged();
+  const Contribution contribution = contribution_.value_or(Contribution());
+  const bool has_rest = contribution.fragment > 0 && version_number_ == contribution.round;
+  merged.resize(size_);
+  if (has_rest) {
+    CopyFrom(parts_, &merged);
+  } else if (ElementsOf(contribution.parts) < size_) {
+    merged = version_;
+  }
+  const v1::Overlap& overlap = form_.averaging.overlap();
+  for (const Stretch& stretch : StretchesOf(contribution.parts)) {
+    const float* const version = version_.data() + stretch.p;
+    // May be where the merged values are.
+    const std::span<const float> contributed = ContributedIn(stretch);
+    for (size_t k = 0; k < stretch.size(); ++k) {
+      float value = version[k];
+      if (stretch.trained() && form_.overlaps()) {
+        const float live = stretch.owned[k];
+        value += overlap.has_blend() ? overlap.blend() * (live - value) : live - contributed[k];
+      }
+      merged[stretch.p + k] = value;
+    }
+  }
+}
+
+void ShardValues::Merge() { CopyTo(merged(), parts_); }
+
+// ---- What is added to the change of the next contribution
+
+void ShardValues::CopyCarried(std::span<float> values, bool weighted) const {
+  if (carried_.empty()) {
+    std::fill(values.begin(), values.end(), 0.0F);
+    return;
+  }
+  absl::c_copy(carried_, values.begin());
+  if (!weighted || late_.empty()) return;
+  for (const Stretch& stretch : StretchesOf(parts_)) {
+    CarriedIn(stretch, values.subspan(stretch.p, stretch.size()));
+  }
+}
+
+void ShardValues::SetCarried(std::span<const float> values, std::vector<LateChange> late) {
+  carried_ = std::vector<float>(values.begin(), values.end());
+  late_ = std::move(late);
+}
+
+void ShardValues::CopyUndecided(std::span<float> change, std::span<float> left_out,
+                                TrainerProgress& progress) const {
+  const std::vector<Stretch> stretches = StretchesOf(contribution_->parts);
+  for (const Stretch& stretch : stretches) {
+    ChangeOf(stretch, change.subspan(stretch.p, stretch.size()));
+  }
+  if (!form_.up) return;
+  ForEachLeftOut(stretches, progress, [&](const Stretch& stretch, std::span<const float> values) {
+    absl::c_copy(values, left_out.begin() + stretch.p);
+  });
+}
+
+void ShardValues::ClearStatistics(std::span<float> values) const {
+  for (const Stretch& stretch : StretchesOf(contribution_->parts)) {
+    if (!stretch.trained()) std::fill_n(values.begin() + stretch.p, stretch.size(), 0.0F);
+  }
+}
+
+}  // namespace cadre
