@@ -269,6 +269,8 @@ absl::Status Averager::OfferInitial() {
 absl::Status Averager::BeginPull(const RankProtocol::Pull& pull) {
   if (exchange_->begun()) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(OfferInitial());
+  // The version may be older than the round, after the coordinator has begun with an older store.
+  carried_version_ = std::min(std::max(carried_version_, kept_round_), pull.version);
   exchange_->BeginPull(pull.version, pull.included, pull.screened);
   return absl::OkStatus();
 }
@@ -293,9 +295,9 @@ absl::Status Averager::FinishPull(const RankProtocol::Pull& pull, Traffic* traff
   ReportDropped(late);
   if (pull.screened) counters_.Add("changes_screened");
   if (states_round_ > 0) {
-    options_.states->Replace(std::exchange(states_round_, 0), model_.States());
+    options_.states->Replace(std::min(std::exchange(states_round_, 0), pull.version),
+                             model_.States());
   }
-  carried_version_ = std::max(carried_version_, kept_round_);
   // Before its first version, a group has contributed nothing.
   if (KeepsCarried() && has_version_) {
     options_.residuals->Settle(pull.version, [&](StateVault::Snapshot& each) {
@@ -363,9 +365,12 @@ uint32_t Averager::Settle(uint32_t version, bool included, bool screened,
   size_t begin = 0;
   for (UpdateCount& each : snapshot.positions) {
     const size_t end = begin + each.positions.size();
-    const KeptShare share = ShareOf(averaging_, each, version, included, screened);
+    // The decision is that on the contribution of the snapshot's round; others are late already.
+    const bool own = each.updates == snapshot.version;
+    const bool leaves = own && (included || screened);
+    const KeptShare share = ShareOf(averaging_, each, version, own && included, own && screened);
     late = std::max(late, share.dropped);
-    if (each.updates > 0 && (included || screened || share.dropped > 0)) {
+    if (each.updates > 0 && (leaves || share.dropped > 0)) {
       const bool coded = snapshot.tensors.size() > 1 && share.dropped == 0 && !screened;
       for (size_t i = begin; i < end; ++i) {
         values[i] = coded ? share.factor * snapshot.tensors[1][i] : 0;
@@ -465,10 +470,8 @@ void Averager::KeepForNextGeneration() {
   const std::vector<UpdateCount> undecided = exchange_->undecided();
   // What was not reported to the coordinator is in no version.
   const bool reported = !undecided.empty() && undecided.front().updates == kept_round_;
-  const bool decided = undecided.empty();
-  StateVault::Snapshot& kept =
-      options_.residuals->Keep(decided ? std::max(carried_version_, kept_round_) : carried_version_,
-                               CountsOf(exchanged_, exchange_->late()), /*tensors=*/1);
+  StateVault::Snapshot& kept = options_.residuals->Keep(
+      carried_version_, CountsOf(exchanged_, exchange_->late()), /*tensors=*/1);
   // Neither call has a device that could fail.
   absl::Status copied = exchange_->Carried(kept.tensors[0], /*weighted=*/false);
   if (copied.ok() && reported) copied = KeepUndecided();

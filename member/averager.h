@@ -126,7 +126,8 @@ class Averager {
   absl::Status KeepUndecided();
   void KeepForNextGeneration();
   // Keeps in the snapshot what follows from the decision on its contribution, with which the group
-  // continues from `version`. Arguments and result as those of ShardExchange::Adopt.
+  // continues from `version`. Returns how many rounds late a change is that is dropped for this
+  // reason; 0: none is.
   uint32_t Settle(uint32_t version, bool included, bool screened,
                   StateVault::Snapshot& snapshot) const;
   // The change is `late` rounds late; 0: it is not.

@@ -183,15 +183,8 @@ void ShardExchange::BeginStageVersion(uint32_t version) {
     const std::vector<Owned>& parts = shard.values.parts();
     v1::ContributionHeader header = HeaderOf(parts, version, /*samples=*/1);
     header.set_seed(true);
-    std::vector<float> copy;
-    std::span<const float> values = parts.front().values;
-    if (parts.size() > 1) {
-      for (const Owned& part : parts) {
-        copy.insert(copy.end(), part.values.begin(), part.values.end());
-      }
-      values = copy;
-    }
-    return shard.client->Stage(header, std::as_bytes(values), &shard.traffic, std::move(stop));
+    return shard.client->Stage(header, std::as_bytes(shard.values.Contiguous()), &shard.traffic,
+                               std::move(stop));
   });
 }
 
@@ -382,9 +375,8 @@ void ShardExchange::SetCarried(std::vector<float> carried, std::span<const LateC
     values = values.subspan(of_shard.size());
     std::vector<LateChange> of_parts;
     for (const LateChange& each : late) {
-      for (const Owned& part : PartsIn(each.positions, shard.values.parts())) {
-        of_parts.push_back({part.positions, each.round, each.factor});
-      }
+      const Interval positions = Intersect(each.positions, shard.values.positions());
+      if (!positions.empty()) of_parts.push_back({positions, each.round, each.factor});
     }
     shard.values.SetCarried(of_shard, std::move(of_parts));
     if (coder_ == nullptr) continue;

@@ -45,20 +45,20 @@ void CopyTo(const std::vector<float>& values, const std::vector<Owned>& parts) {
   }
 }
 
-// Calls use(stretch, decoded) with what the frame of the stretches has for each. InvalidArgument
+// Calls use(span, decoded) with what the frame of the spans has for each. InvalidArgument
 // for a malformed frame.
-template <typename Stretch, typename Use>
-absl::Status ForEachDecoded(std::span<const Stretch> stretches, const Codec& codec,
+template <typename UnitSpan, typename Use>
+absl::Status ForEachDecoded(std::span<const UnitSpan> spans, const Codec& codec,
                             absl::string_view frame, TrainerProgress& progress, const Use& use) {
   FrameReader reader(codec, frame.size(), [&](uint64_t offset, std::span<char> bytes) {
     std::memcpy(bytes.data(), frame.data() + offset, bytes.size());
     return absl::OkStatus();
   });
   std::vector<float> decoded(kUnitSize);
-  for (const Stretch& stretch : stretches) {
-    const std::span<float> values = std::span(decoded).first(stretch.size());
-    CADRE_RETURN_IF_ERROR(reader.Next(stretch.unit, values));
-    use(stretch, values);
+  for (const UnitSpan& span : spans) {
+    const std::span<float> values = std::span(decoded).first(span.size());
+    CADRE_RETURN_IF_ERROR(reader.Next(span.unit, values));
+    use(span, values);
     progress.Advance();
   }
   return reader.CheckEnd();
@@ -72,8 +72,7 @@ ShardValues::ShardValues(const ExchangeForm& form, std::vector<Owned> parts)
 std::vector<Owned> ShardValues::PartsOf(uint32_t fragment) const {
   if (fragment == 0 || parts_.empty()) return parts_;
   std::vector<Owned> parts;
-  const Interval all{parts_.front().positions.begin, parts_.back().positions.end};
-  for (const Interval& interval : form_.units->FragmentIn(all, fragment, form_.fragments)) {
+  for (const Interval& interval : form_.units->FragmentIn(positions(), fragment, form_.fragments)) {
     for (const Owned& part : PartsIn(interval, parts_)) parts.push_back(part);
   }
   return parts;
@@ -90,9 +89,9 @@ int64_t ShardValues::ExpectedBytes() const {
   const int buffers = 1 + (form_.keeps_changes() ? 1 : 0) + (stages ? 1 : 0) +
                       (form_.overlaps() && form_.keeps_changes() ? 1 : 0) +
                       (form_.fragments > 1 ? 1 : 0);
-  int64_t words = buffers * size_;
-  if (form_.up) words += MaxFrameWords(UnitsOf(parts_), CodecOf(*form_.up));
-  return words * static_cast<int64_t>(sizeof(float));
+  int64_t values = buffers * size_;
+  if (form_.up) values += MaxFrameWords(UnitsOf(parts_), CodecOf(*form_.up));
+  return values * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t ShardValues::AllocatedBytes() const {
@@ -103,8 +102,8 @@ int64_t ShardValues::AllocatedBytes() const {
   return static_cast<int64_t>(bytes);
 }
 
-std::vector<ShardValues::Stretch> ShardValues::StretchesOf(const std::vector<Owned>& parts) const {
-  std::vector<Stretch> stretches;
+std::vector<ShardValues::UnitSpan> ShardValues::UnitSpansOf(const std::vector<Owned>& parts) const {
+  std::vector<UnitSpan> spans;
   int64_t i = 0;
   int64_t before = 0;
   auto whole = parts_.begin();
@@ -113,10 +112,10 @@ std::vector<ShardValues::Stretch> ShardValues::StretchesOf(const std::vector<Own
     const int64_t first = before + part.positions.begin - whole->positions.begin;
     const auto add = [&](const ExchangeUnit& unit) {
       const int64_t at = unit.positions.begin - part.positions.begin;
-      stretches.push_back({.unit = unit,
-                           .i = i + at,
-                           .p = first + at,
-                           .owned = part.values.subspan(at, unit.positions.size())});
+      spans.push_back({.unit = unit,
+                       .i = i + at,
+                       .p = first + at,
+                       .owned = part.values.subspan(at, unit.positions.size())});
     };
     if (form_.units != nullptr) {
       for (const ExchangeUnit& unit : form_.units->In(part.positions)) add(unit);
@@ -135,9 +134,9 @@ std::vector<ShardValues::Stretch> ShardValues::StretchesOf(const std::vector<Own
       }
     }
     i += part.positions.size();
-    CHECK_EQ(stretches.back().unit.positions.end, part.positions.end) << "a part cuts a unit";
+    CHECK_EQ(spans.back().unit.positions.end, part.positions.end) << "a part cuts a unit";
   }
-  return stretches;
+  return spans;
 }
 
 // ---- Contributions
@@ -155,10 +154,10 @@ void ShardValues::SetFrame(std::string frame) {
   contribution_->undecided = true;
 }
 
-std::span<const float> ShardValues::ContributedIn(const Stretch& stretch) const {
-  if (!form_.overlaps()) return stretch.owned;
+std::span<const float> ShardValues::ContributedIn(const UnitSpan& span) const {
+  if (!form_.overlaps()) return span.owned;
   const std::vector<float>& contributed = form_.keeps_changes() ? contributed_ : staged_;
-  return std::span(contributed).subspan(stretch.i, stretch.size());
+  return std::span(contributed).subspan(span.i, span.size());
 }
 
 std::span<const std::byte> ShardValues::bytes() const {
@@ -179,26 +178,26 @@ absl::Status ShardValues::MakeContribution(TrainerProgress& progress) {
     frame_.reserve(MaxFrameWords(UnitsOf(parts), CodecOf(*form_.up)) * sizeof(float));
   }
   std::vector<float> values(kUnitSize);
-  for (const Stretch& stretch : StretchesOf(parts)) {
+  for (const UnitSpan& span : UnitSpansOf(parts)) {
     progress.Advance();
     if (form_.up) {
-      ChangeOf(stretch, values);
-      const std::span<const float> coded = stretch.trained() ? values : ContributedIn(stretch);
+      ChangeOf(span, values);
+      const std::span<const float> coded = span.trained() ? values : ContributedIn(span);
       CADRE_RETURN_IF_ERROR(
-          EncodeFrame(std::span(&stretch.unit, 1), CodecOf(*form_.up), coded, &frame_));
-    } else if (stretch.trained() && carries) {
-      CarriedIn(stretch, values);
-      for (size_t k = 0; k < stretch.size(); ++k) staged_[stretch.i + k] += values[k];
+          EncodeFrame(std::span(&span.unit, 1), CodecOf(*form_.up), coded, &frame_));
+    } else if (span.trained() && carries) {
+      CarriedIn(span, values);
+      for (size_t k = 0; k < span.size(); ++k) staged_[span.i + k] += values[k];
     }
   }
   contribution_->undecided = true;
   return absl::OkStatus();
 }
 
-void ShardValues::CarriedIn(const Stretch& stretch, std::span<float> carried) const {
+void ShardValues::CarriedIn(const UnitSpan& span, std::span<float> carried) const {
   // May be the same memory.
-  std::memmove(carried.data(), carried_.data() + stretch.p, stretch.size() * sizeof(float));
-  const Interval positions = stretch.unit.positions;
+  std::memmove(carried.data(), carried_.data() + span.p, span.size() * sizeof(float));
+  const Interval positions = span.unit.positions;
   auto late = std::partition_point(late_.begin(), late_.end(), [&](const LateChange& each) {
     return each.positions.end <= positions.begin;
   });
@@ -209,28 +208,28 @@ void ShardValues::CarriedIn(const Stretch& stretch, std::span<float> carried) co
   }
 }
 
-void ShardValues::ChangeOf(const Stretch& stretch, std::span<float> change) const {
-  CarriedIn(stretch, change);
-  const std::span<const float> values = ContributedIn(stretch);
-  const float* const version = version_.data() + stretch.p;
-  for (size_t k = 0; k < stretch.size(); ++k) {
-    change[k] = stretch.trained() ? (values[k] - version[k]) + change[k] : 0;
+void ShardValues::ChangeOf(const UnitSpan& span, std::span<float> change) const {
+  CarriedIn(span, change);
+  const std::span<const float> values = ContributedIn(span);
+  const float* const version = version_.data() + span.p;
+  for (size_t k = 0; k < span.size(); ++k) {
+    change[k] = span.trained() ? (values[k] - version[k]) + change[k] : 0;
   }
 }
 
 template <typename Use>
-void ShardValues::ForEachLeftOut(std::span<const Stretch> stretches, TrainerProgress& progress,
+void ShardValues::ForEachLeftOut(std::span<const UnitSpan> spans, TrainerProgress& progress,
                                  const Use& use) const {
   std::vector<float> left_out(kUnitSize);
   const absl::Status decoded =
-      ForEachDecoded(stretches, CodecOf(*form_.up), frame_, progress,
-                     [&](const Stretch& stretch, std::span<const float> coded) {
-                       const std::span<float> left = std::span(left_out).first(stretch.size());
-                       ChangeOf(stretch, left);
+      ForEachDecoded(spans, CodecOf(*form_.up), frame_, progress,
+                     [&](const UnitSpan& span, std::span<const float> coded) {
+                       const std::span<float> left = std::span(left_out).first(span.size());
+                       ChangeOf(span, left);
                        for (size_t k = 0; k < left.size(); ++k) {
-                         left[k] = stretch.trained() ? left[k] - coded[k] : 0;
+                         left[k] = span.trained() ? left[k] - coded[k] : 0;
                        }
-                       use(stretch, std::span<const float>(left));
+                       use(span, std::span<const float>(left));
                      });
   CHECK(decoded.ok()) << decoded;
 }
@@ -244,33 +243,45 @@ std::optional<KeptShare> ShardValues::Decide(uint32_t version, bool included, bo
   contribution_->dropped = share.dropped;
   if (form_.has_coder) return share;
   const std::vector<Owned>& parts = contribution_->parts;
-  const std::vector<Stretch> stretches = StretchesOf(parts);
-  const auto carried_in = [&](const Stretch& stretch) {
-    return std::span(carried_).subspan(stretch.p, stretch.size());
+  const std::vector<UnitSpan> spans = UnitSpansOf(parts);
+  const auto carried_in = [&](const UnitSpan& span) {
+    return std::span(carried_).subspan(span.p, span.size());
   };
   const bool is_late = !included && !screened && share.dropped == 0;
   if (is_late) {
-    for (const Stretch& stretch : stretches) ChangeOf(stretch, carried_in(stretch));
+    for (const UnitSpan& span : spans) ChangeOf(span, carried_in(span));
   } else if (included && form_.up && !screened) {
-    ForEachLeftOut(stretches, progress, [&](const Stretch& stretch, std::span<const float> left) {
-      const std::span<float> carried = carried_in(stretch);
+    ForEachLeftOut(spans, progress, [&](const UnitSpan& span, std::span<const float> left) {
+      const std::span<float> carried = carried_in(span);
       for (size_t k = 0; k < left.size(); ++k) carried[k] = share.factor * left[k];
     });
   } else {
     // What was screened may not be finite, and a change in fp32 has left nothing out.
-    for (const Stretch& stretch : stretches) {
-      std::fill_n(carried_in(stretch).begin(), stretch.size(), 0.0F);
+    for (const UnitSpan& span : spans) {
+      std::fill_n(carried_in(span).begin(), span.size(), 0.0F);
     }
   }
-  for (const Owned& part : parts) RemoveLate(part.positions);
-  if (!is_late) return share;
-  for (const Owned& part : parts) {
-    late_.push_back({part.positions, contribution_->round, share.factor});
+  if (ElementsOf(parts) == size_) late_.clear();
+  if (!late_.empty()) {
+    for (const Owned& part : parts) RemoveLate(part.positions);
   }
+  if (!is_late) return share;
+  for (const Owned& part : parts) AddLate(part.positions, share.factor);
   absl::c_sort(late_, [](const LateChange& a, const LateChange& b) {
     return a.positions.begin < b.positions.begin;
   });
   return share;
+}
+
+void ShardValues::AddLate(Interval positions, float factor) {
+  const uint32_t round = contribution_->round;
+  const bool continues = !late_.empty() && late_.back().positions.end == positions.begin &&
+                         late_.back().round == round && late_.back().factor == factor;
+  if (continues) {
+    late_.back().positions.end = positions.end;
+  } else {
+    late_.push_back({positions, round, factor});
+  }
 }
 
 void ShardValues::RemoveLate(Interval positions) {
@@ -292,6 +303,13 @@ void ShardValues::SetInitial() {
   version_number_ = 0;
 }
 
+std::span<const float> ShardValues::Contiguous() {
+  version_number_.reset();
+  if (parts_.size() == 1) return parts_.front().values;
+  CopyFrom(parts_, &version_);
+  return version_;
+}
+
 std::span<float> ShardValues::BeginVersion() {
   version_number_.reset();
   version_.resize(size_);
@@ -299,8 +317,8 @@ std::span<float> ShardValues::BeginVersion() {
 }
 
 void ShardValues::SetExchanged(std::span<const float> values) {
-  for (const Stretch& stretch : StretchesOf(contribution_->parts)) {
-    std::copy_n(values.begin() + stretch.i, stretch.size(), version_.begin() + stretch.p);
+  for (const UnitSpan& span : UnitSpansOf(contribution_->parts)) {
+    std::copy_n(values.begin() + span.i, span.size(), version_.begin() + span.p);
   }
   ++*version_number_;
 }
@@ -309,14 +327,14 @@ absl::Status ShardValues::AddFrame(const PulledFrame& frame, TrainerProgress& pr
   if (frame.fragment > 0 && (form_.fragments == 1 || frame.fragment > form_.fragments)) {
     return absl::DataLossError(absl::StrCat("the run has no fragment ", frame.fragment));
   }
-  const std::vector<Stretch> stretches = StretchesOf(PartsOf(frame.fragment));
+  const std::vector<UnitSpan> spans = UnitSpansOf(PartsOf(frame.fragment));
   const uint32_t version = *std::exchange(version_number_, std::nullopt);
   const absl::Status added =
-      ForEachDecoded(std::span<const Stretch>(stretches), CodecOf(*form_.down), frame.bytes,
-                     progress, [&](const Stretch& stretch, std::span<const float> change) {
-                       float* const values = version_.data() + stretch.p;
-                       for (size_t k = 0; k < stretch.size(); ++k) {
-                         values[k] = stretch.trained() ? values[k] + change[k] : change[k];
+      ForEachDecoded(std::span<const UnitSpan>(spans), CodecOf(*form_.down), frame.bytes, progress,
+                     [&](const UnitSpan& span, std::span<const float> change) {
+                       float* const values = version_.data() + span.p;
+                       for (size_t k = 0; k < span.size(); ++k) {
+                         values[k] = span.trained() ? values[k] + change[k] : change[k];
                        }
                      });
   if (!added.ok()) return absl::DataLossError(added.message());
@@ -349,17 +367,17 @@ void ShardValues::PrepareMerge() {
     merged = version_;
   }
   const v1::Overlap& overlap = form_.averaging.overlap();
-  for (const Stretch& stretch : StretchesOf(contribution.parts)) {
-    const float* const version = version_.data() + stretch.p;
+  for (const UnitSpan& span : UnitSpansOf(contribution.parts)) {
+    const float* const version = version_.data() + span.p;
     // May be where the merged values are.
-    const std::span<const float> contributed = ContributedIn(stretch);
-    for (size_t k = 0; k < stretch.size(); ++k) {
+    const std::span<const float> contributed = ContributedIn(span);
+    for (size_t k = 0; k < span.size(); ++k) {
       float value = version[k];
-      if (stretch.trained() && form_.overlaps()) {
-        const float live = stretch.owned[k];
+      if (span.trained() && form_.overlaps()) {
+        const float live = span.owned[k];
         value += overlap.has_blend() ? overlap.blend() * (live - value) : live - contributed[k];
       }
-      merged[stretch.p + k] = value;
+      merged[span.p + k] = value;
     }
   }
 }
@@ -375,8 +393,8 @@ void ShardValues::CopyCarried(std::span<float> values, bool weighted) const {
   }
   absl::c_copy(carried_, values.begin());
   if (!weighted || late_.empty()) return;
-  for (const Stretch& stretch : StretchesOf(parts_)) {
-    CarriedIn(stretch, values.subspan(stretch.p, stretch.size()));
+  for (const UnitSpan& span : UnitSpansOf(parts_)) {
+    CarriedIn(span, values.subspan(span.p, span.size()));
   }
 }
 
@@ -387,19 +405,19 @@ void ShardValues::SetCarried(std::span<const float> values, std::vector<LateChan
 
 void ShardValues::CopyUndecided(std::span<float> change, std::span<float> left_out,
                                 TrainerProgress& progress) const {
-  const std::vector<Stretch> stretches = StretchesOf(contribution_->parts);
-  for (const Stretch& stretch : stretches) {
-    ChangeOf(stretch, change.subspan(stretch.p, stretch.size()));
+  const std::vector<UnitSpan> spans = UnitSpansOf(contribution_->parts);
+  for (const UnitSpan& span : spans) {
+    ChangeOf(span, change.subspan(span.p, span.size()));
   }
   if (!form_.up) return;
-  ForEachLeftOut(stretches, progress, [&](const Stretch& stretch, std::span<const float> values) {
-    absl::c_copy(values, left_out.begin() + stretch.p);
+  ForEachLeftOut(spans, progress, [&](const UnitSpan& span, std::span<const float> values) {
+    absl::c_copy(values, left_out.begin() + span.p);
   });
 }
 
 void ShardValues::ClearStatistics(std::span<float> values) const {
-  for (const Stretch& stretch : StretchesOf(contribution_->parts)) {
-    if (!stretch.trained()) std::fill_n(values.begin() + stretch.p, stretch.size(), 0.0F);
+  for (const UnitSpan& span : UnitSpansOf(contribution_->parts)) {
+    if (!span.trained()) std::fill_n(values.begin() + span.p, span.size(), 0.0F);
   }
 }
 

@@ -77,6 +77,11 @@ class ShardValues {
 
   const std::vector<Owned>& parts() const { return parts_; }
   int64_t size() const { return size_; }
+  // From the first part to the last one.
+  Interval positions() const {
+    if (parts_.empty()) return {};
+    return {parts_.front().positions.begin, parts_.back().positions.end};
+  }
   // The parts that a fragment has of those of the shard; 0: all.
   std::vector<Owned> PartsOf(uint32_t fragment) const;
   std::vector<ExchangeUnit> UnitsOf(const std::vector<Owned>& parts) const;
@@ -108,6 +113,9 @@ class ShardValues {
   const std::vector<float>& version() const { return version_; }
   // The owned values are those of version 0.
   void SetInitial();
+  // The owned values, which may be copied to where the version will be. There is none until it is
+  // set.
+  std::span<const float> Contiguous();
   // Where the version is to be received. There is none until SetVersion.
   std::span<float> BeginVersion();
   void SetVersion(uint32_t number) { version_number_ = number; }
@@ -140,7 +148,7 @@ class ShardValues {
  private:
   // Values of a part that are of one unit or, if ranks do not exchange units, at most as many of
   // one tensor.
-  struct Stretch {
+  struct UnitSpan {
     ExchangeUnit unit;
     // The index of its first value among the contributed ones, and among those of all parts.
     int64_t i = 0;
@@ -151,22 +159,23 @@ class ShardValues {
     size_t size() const { return owned.size(); }
   };
   // What there is of `parts`, in order.
-  std::vector<Stretch> StretchesOf(const std::vector<Owned>& parts) const;
+  std::vector<UnitSpan> UnitSpansOf(const std::vector<Owned>& parts) const;
   // Whether these values, in fp32, are transferred from where they are.
   bool ReadsOwned(const std::vector<Owned>& parts) const {
     return parts.size() == 1 && !form_.overlaps() && !form_.keeps_changes();
   }
-  // The values of a stretch when the contribution was made.
-  std::span<const float> ContributedIn(const Stretch& stretch) const;
-  // What is carried of a stretch, with the weights of late changes.
-  void CarriedIn(const Stretch& stretch, std::span<float> carried) const;
-  // The change of a stretch; zeros for statistics.
-  void ChangeOf(const Stretch& stretch, std::span<float> change) const;
-  // Calls use(stretch, values) with what the frame has left out.
+  // The values of a span when the contribution was made.
+  std::span<const float> ContributedIn(const UnitSpan& span) const;
+  // What is carried of a span, with the weights of late changes.
+  void CarriedIn(const UnitSpan& span, std::span<float> carried) const;
+  // The change of a span; zeros for statistics.
+  void ChangeOf(const UnitSpan& span, std::span<float> change) const;
+  // Calls use(span, values) with what the frame has left out.
   template <typename Use>
-  void ForEachLeftOut(std::span<const Stretch> stretches, TrainerProgress& progress,
+  void ForEachLeftOut(std::span<const UnitSpan> spans, TrainerProgress& progress,
                       const Use& use) const;
   void RemoveLate(Interval positions);
+  void AddLate(Interval positions, float factor);
   // What Merge stores.
   std::vector<float>& merged();
   // Computes it from the owned values, before they are overwritten.

@@ -79,16 +79,18 @@ RunQueue::Blocked RunQueue::HeldByBlocked(uint32_t run, v1::Cluster::Device kind
   return blocked;
 }
 
-// So the workers of later runs are given up first.
 bool RunQueue::LetsContinue(Key giver, Key taker) const {
   const Run& needs = runs_.at(taker.second);
-  if (needs.of_programs || runs_.at(giver.second).of_programs) return false;
+  const auto has_usable = [&needs](const Run& one) {
+    return !one.of_programs && one.precision == needs.precision;
+  };
+  if (needs.of_programs || !has_usable(runs_.at(giver.second))) return false;
   for (const v1::Cluster::Device kind : {v1::Cluster::CPU, v1::Cluster::CUDA}) {
     if (needs.device != v1::Cluster::DEVICE_UNSPECIFIED && needs.device != kind) continue;
     size_t workers = members_.counts().Idle(kind);
     for (auto it = blocked_.upper_bound(giver); it != blocked_.end(); ++it) {
       const Run& later = runs_.at(it->first.second);
-      if (!later.of_programs) workers += members_.counts().PlacedIn(later.id, kind);
+      if (has_usable(later)) workers += members_.counts().PlacedIn(later.id, kind);
     }
     const size_t given = members_.counts().PlacedIn(runs_.at(giver.second).id, kind);
     if (workers < needs.lacks && needs.lacks <= workers + given) return true;

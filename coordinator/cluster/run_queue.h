@@ -48,6 +48,8 @@ class RunQueue {
     absl::Time blocked_since = absl::InfinitePast();
     // Its groups are programs, so it can neither use workers of others nor have any for them.
     bool of_programs = false;
+    // A run with another precision may hold workers that this one cannot use.
+    v1::RunSpec::Precision precision = v1::RunSpec::FP32;
     // When it ends, by its progress; InfiniteFuture: not known.
     absl::Time end = absl::InfiniteFuture();
     // Names of the aggregators of its shards. Until these have its first version, their heartbeats
@@ -120,10 +122,10 @@ class RunQueue {
   // Orders as InOrder.
   using Key = std::pair<int64_t, uint32_t>;
   Key KeyOf(uint32_t number) const;
-  // Calls `visit` with each run that waits for workers of the kind, in order, up to `last`.
   // Whether `taker` can continue with the workers of `giver`, and those of later blocked runs are
   // not enough.
   bool LetsContinue(Key giver, Key taker) const;
+  // Calls `visit` with each run that waits for workers of the kind, in order, up to `last`.
   template <typename Visit>
   void ForEachWaiting(Key last, v1::Cluster::Device kind, const Visit& visit) const;
 

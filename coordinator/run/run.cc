@@ -214,7 +214,9 @@ void Run::OnContributed(const Member& member, const v1::Contributed& contributed
 
 void Run::OnValues(uint32_t group, const absl::Status& values) {
   if (!values.ok()) {
-    groups_.Fence(slots_[group], values.message(), v1::FAILURE_CAUSE_DIGEST);
+    // The group has done nothing wrong if its version is later than the record.
+    const bool later = absl::IsFailedPrecondition(values);
+    groups_.Fence(slots_[group], values.message(), later ? kReleased : v1::FAILURE_CAUSE_DIGEST);
   } else if (evaluation_.complete()) {
     FinishEvaluation();
   }

@@ -92,10 +92,12 @@ void RunGroups::UpdateDemand() {
     queued.slots = std::min(waiting, CountServableSlots());
     const size_t formed = slots_.size() - slots_.waiting().size();
     const size_t needed = run_.spec().averaging().min_groups();
-    if (formed > 0 && formed < needed && record_.state() != v1::RUN_STATE_FINISHING) {
+    const bool goes_on = record_.state() != v1::RUN_STATE_FINISHING && !record_.has_rollback();
+    if (goes_on && formed > 0 && formed < needed) {
       queued.lacks = (needed - formed) * MinRanksPerGroup(run_.spec());
       queued.blocked_since = cluster_.now();
       queued.of_programs = run_.spec().model().has_opaque();
+      queued.precision = run_.spec().precision();
     }
   }
   if (!queued.shards.empty() && !run_.commits().newest().has_value()) {

@@ -516,11 +516,12 @@ void RunRounds::SendDecision(Slot& slot, uint32_t round) {
 
 absl::Status RunRounds::OnAdopted(const v1::Adopted& adopted) {
   if (!run_.averages()) return absl::OkStatus();
-  // This coordinator began with an older store, and the version is on no aggregator any more.
+  // This coordinator began with an older store, and the version may be on no aggregator any more.
   if (adopted.version() > record_.version()) {
     cluster_.CountRefusal(v1::REFUSAL_WRONG_BASE);
-    return absl::DataLossError(absl::StrCat("it has adopted version ", adopted.version(),
-                                            ", but the newest of the run is ", record_.version()));
+    return absl::FailedPreconditionError(absl::StrCat("it has adopted version ", adopted.version(),
+                                                      ", but the newest of the run is ",
+                                                      record_.version()));
   }
   Slot& slot = slots_[adopted.place().group()];
   if (slot.CountVersion(adopted.version())) {

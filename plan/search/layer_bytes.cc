@@ -173,7 +173,7 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
     input_elements = WithPaddedRows(problem, input_elements, layer.input().dims().back());
   }
   const SavedForBackward saved = Describe(layer.kind).saved;
-  int64_t saved_y = saved.y ? output_elements : 0;
+  int64_t saved_y = saved.y ? Words(problem, output_elements) : 0;
   // It saves bits. If a plan does not fuse it, the term of its gradient below, which does not live
   // until the end of forward, is enough for its output.
   if (FollowsNorm(*problem.graph, layer)) saved_y = LargestPart(output_elements, 32) + features;
@@ -190,8 +190,8 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   if (layer.kind == LayerKind::kAttention) {
     here.heads = LargestPart(layer.parameters[0].shape[0], heads);
   }
-  const int64_t training = (saved.x ? input_words : 0) + Words(problem, saved_y) +
-                           SavedWords(problem, layer, here) + transient;
+  const int64_t training =
+      (saved.x ? input_words : 0) + saved_y + SavedWords(problem, layer, here) + transient;
   const int64_t evaluation = Words(problem, EvaluationElements(problem, layer, inputs[0], output));
   return kBytesPerWord * (UploadElements(problem, layer, input_elements, output_elements) +
                           std::max(in_flight * training, evaluation));
