@@ -80,6 +80,15 @@ void ShardExchange::Stop() {
   control_.HandleRestage(nullptr);
   for (Shard& shard : shards_) shard.client->Cancel();
   running_.reset();
+  std::vector<std::unique_ptr<BackgroundTask>> restages;
+  {
+    absl::MutexLock lock(&restages_mutex_);
+    restages.swap(restages_);
+  }
+  restages.clear();
+  for (Shard& shard : shards_) {
+    if (!shard.values.undecided()) shard.values.KeepOnlyCarried();
+  }
 }
 
 int64_t ShardExchange::ExpectedBytes() const {

@@ -144,7 +144,8 @@ class ShardExchange {
   // nothing left out. `left_out` is empty unless contributions are coded. Errors: as Carried.
   absl::Status WhatMayBeKept(std::span<float> change, std::span<float> left_out) const;
 
-  // Ends what was begun, before the values above are read for the last time.
+  // Ends what was begun, before the values above are read for the last time. Frees what is not
+  // needed for that.
   void Stop();
 
  private:

@@ -248,8 +248,13 @@ std::optional<KeptShare> ShardValues::Decide(uint32_t version, bool included, bo
     return std::span(carried_).subspan(span.p, span.size());
   };
   const bool is_late = !included && !screened && share.dropped == 0;
-  if (is_late) {
-    for (const UnitSpan& span : spans) ChangeOf(span, carried_in(span));
+  if (!included && !screened) {
+    for (const UnitSpan& span : spans) {
+      ChangeOf(span, carried_in(span));
+      if (is_late) continue;
+      // The bits of a coder, whose zeros have signs.
+      for (float& value : carried_in(span)) value *= share.factor;
+    }
   } else if (included && form_.up && !screened) {
     ForEachLeftOut(spans, progress, [&](const UnitSpan& span, std::span<const float> left) {
       const std::span<float> carried = carried_in(span);
@@ -413,6 +418,13 @@ void ShardValues::CopyUndecided(std::span<float> change, std::span<float> left_o
   ForEachLeftOut(spans, progress, [&](const UnitSpan& span, std::span<const float> values) {
     absl::c_copy(values, left_out.begin() + span.p);
   });
+}
+
+void ShardValues::KeepOnlyCarried() {
+  frame_ = std::string();
+  for (auto* buffer : {&staged_, &version_, &contributed_, &of_fragments_}) {
+    *buffer = std::vector<float>();
+  }
 }
 
 void ShardValues::ClearStatistics(std::span<float> values) const {

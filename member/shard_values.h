@@ -142,6 +142,8 @@ class ShardValues {
   // Requires: undecided; as Decide.
   void CopyUndecided(std::span<float> change, std::span<float> left_out,
                      TrainerProgress& progress) const;
+  // Frees everything else. Requires: not undecided; nothing else is called afterwards.
+  void KeepOnlyCarried();
   // Clears the values of statistics that the contribution has exchanged.
   void ClearStatistics(std::span<float> values) const;
 
