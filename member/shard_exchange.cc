@@ -28,7 +28,6 @@
 #include "base/secret_key.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "kernels/codec/coding.h"
 #include "model/coding.h"
 #include "server/client/frame.h"
 #include "server/client/refusal.h"

@@ -159,7 +159,7 @@ class ShardExchange {
     std::unique_ptr<ShardClient> client;
     // Result of the coder.
     absl::Status coded;
-    // Of the last contribution; guarded by mutex_, as `held` is.
+    // That of the last contribution; guarded by mutex_, as `held` is.
     v1::ContributionHeader header;
     HeldValues held;
     Traffic traffic;

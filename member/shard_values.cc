@@ -17,7 +17,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "kernels/codec/coding.h"
 #include "server/client/frame.h"
 
 namespace cadre {
