@@ -1,10 +1,11 @@
 // Which values a rank can stage again at a shard that has lost its files: its contribution to a
 // round, or its part of a version.
 //
-// A pure state machine over two buffers of the exchange with the shard:
+// A pure state machine over what the exchange with the shard has (member/shard_values.h): what the
+// contribution transfers, in a buffer or where the replica has it, and a buffer with the version.
 //
-//   Stage(r)   copies the replica to one, and sends it   contribution to r
-//   Pull(v)    receives into the other                   contribution to r
+//   Stage(r)   sends the contribution                    contribution to r
+//   Pull(v)    receives into the buffer                  contribution to r
 //              has received everything                   contribution to r, version v
 //   Adopt      copies version v to the replica           version v
 //   training   changes the replica                       version v, until the next Pull
