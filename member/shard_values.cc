@@ -63,6 +63,29 @@ absl::Status ForEachDecoded(std::span<const UnitSpan> spans, const Codec& codec,
   return reader.CheckEnd();
 }
 
+// Adds a change that comes after the others.
+void AddLate(const ShardValues::LateChange& change, std::vector<ShardValues::LateChange>& late) {
+  const bool continues = !late.empty() && late.back().positions.end == change.positions.begin &&
+                         late.back().round == change.round && late.back().factor == change.factor;
+  if (continues) {
+    late.back().positions.end = change.positions.end;
+  } else {
+    late.push_back(change);
+  }
+}
+
+void RemoveLate(Interval positions, std::vector<ShardValues::LateChange>& late) {
+  std::vector<ShardValues::LateChange> left;
+  for (const ShardValues::LateChange& each : late) {
+    for (const Interval rest : {Interval(each.positions.begin, positions.begin),
+                                Interval(positions.end, each.positions.end)}) {
+      const Interval part = Intersect(rest, each.positions);
+      if (!part.empty()) left.push_back({part, each.round, each.factor});
+    }
+  }
+  late = std::move(left);
+}
+
 }  // namespace
 
 ShardValues::ShardValues(const ExchangeForm& form, std::vector<Owned> parts)
@@ -267,37 +290,16 @@ std::optional<KeptShare> ShardValues::Decide(uint32_t version, bool included, bo
   }
   if (ElementsOf(parts) == size_) late_.clear();
   if (!late_.empty()) {
-    for (const Owned& part : parts) RemoveLate(part.positions);
+    for (const Owned& part : parts) RemoveLate(part.positions, late_);
   }
   if (!is_late) return share;
-  for (const Owned& part : parts) AddLate(part.positions, share.factor);
+  for (const Owned& part : parts) {
+    AddLate({part.positions, contribution_->round, share.factor}, late_);
+  }
   absl::c_sort(late_, [](const LateChange& a, const LateChange& b) {
     return a.positions.begin < b.positions.begin;
   });
   return share;
-}
-
-void ShardValues::AddLate(Interval positions, float factor) {
-  const uint32_t round = contribution_->round;
-  const bool continues = !late_.empty() && late_.back().positions.end == positions.begin &&
-                         late_.back().round == round && late_.back().factor == factor;
-  if (continues) {
-    late_.back().positions.end = positions.end;
-  } else {
-    late_.push_back({positions, round, factor});
-  }
-}
-
-void ShardValues::RemoveLate(Interval positions) {
-  std::vector<LateChange> left;
-  for (const LateChange& each : late_) {
-    for (const Interval rest : {Interval(each.positions.begin, positions.begin),
-                                Interval(positions.end, each.positions.end)}) {
-      const Interval part = Intersect(rest, each.positions);
-      if (!part.empty()) left.push_back({part, each.round, each.factor});
-    }
-  }
-  late_ = std::move(left);
 }
 
 // ---- Versions

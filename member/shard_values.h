@@ -176,8 +176,6 @@ class ShardValues {
   template <typename Use>
   void ForEachLeftOut(std::span<const UnitSpan> spans, TrainerProgress& progress,
                       const Use& use) const;
-  void RemoveLate(Interval positions);
-  void AddLate(Interval positions, float factor);
   // What Merge stores.
   std::vector<float>& merged();
   // Computes it from the owned values, before they are overwritten.
