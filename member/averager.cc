@@ -16,7 +16,7 @@
 //
 // Ranks copy the contents of their vaults to one another when they contribute. A rank that is alone
 // has no peer, and what it has is lost with its process in any case. Until its generation ends, its
-// vaults have nothing that the model or the exchange has.
+// residuals are in the exchange alone, and its states are copied when it adopts a version.
 #include "member/averager.h"
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 // large group would never form. A run that the registered workers are not enough for keeps none,
 // and neither does one for which they are enough only with those of blocked runs: a blocked run
 // holds workers and needs more of them before it can continue, so each would wait for the other.
-// Of two runs that have been blocked for kMaxBlocked, the later one gives up its workers if the
+// If two runs have been blocked for kMaxBlocked, the later one releases its workers as soon as the
 // earlier one can continue with them.
 //
 // Pure and thread-compatible.
