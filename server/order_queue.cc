@@ -14,6 +14,11 @@ constexpr absl::Duration kSlowOrder = absl::Seconds(5);
 // Limit of the delayed orders in a heartbeat.
 constexpr size_t kMaxDelayedOrders = 64;
 
+template <typename Order>
+std::string CopySubject(const Order& order) {
+  return absl::StrCat("copy ", order.run(), " ", order.shard());
+}
+
 // A later order with the same subject replaces an earlier one.
 std::string SubjectOf(const v1::CoordinatorMessage& order) {
   if (order.has_open_run()) return absl::StrCat("open ", order.open_run().run());
@@ -23,9 +28,7 @@ std::string SubjectOf(const v1::CoordinatorMessage& order) {
   if (order.has_report_run()) return absl::StrCat("report ", order.report_run().run());
   if (order.has_publish()) return absl::StrCat("publish ", order.publish().run());
   if (order.has_delete_run()) return absl::StrCat("delete ", order.delete_run().run());
-  if (order.has_copy_shard()) {
-    return absl::StrCat("copy ", order.copy_shard().run(), " ", order.copy_shard().shard());
-  }
+  if (order.has_copy_shard()) return CopySubject(order.copy_shard());
   return absl::StrCat("close ", order.close_run().run());
 }
 
@@ -55,6 +58,8 @@ OrderQueue::Lane OrderQueue::LaneOf(const v1::CoordinatorMessage& order) {
   return {order.has_copy_shard(), RunOf(order)};
 }
 
+OrderQueue::Lane OrderQueue::CopyLane(const std::string& run) { return {true, run}; }
+
 bool OrderQueue::HasThread(const Lane& lane) const {
   if (taken_.size() >= options_.max_taken) return false;
   const auto copies = std::count_if(taken_.begin(), taken_.end(),
@@ -62,7 +67,15 @@ bool OrderQueue::HasThread(const Lane& lane) const {
   return !lane.first || static_cast<size_t>(copies) < options_.max_taken / 2;
 }
 
-bool OrderQueue::IsFree(const Lane& lane) const {
+bool OrderQueue::DiscardsCopy(const v1::CoordinatorMessage& order) const {
+  if (!order.open_run().has_hollow()) return false;
+  const auto copy = taken_.find(CopyLane(RunOf(order)));
+  return copy != taken_.end() && copy->second.subject == CopySubject(order.open_run());
+}
+
+bool OrderQueue::IsFree(const v1::CoordinatorMessage& order) const {
+  if (DiscardsCopy(order) && taken_.at(CopyLane(RunOf(order))).answered) return false;
+  const Lane lane = LaneOf(order);
   return !taken_.contains(lane) && HasThread(lane);
 }
 
@@ -80,11 +93,11 @@ bool OrderQueue::Add(v1::CoordinatorMessage order, absl::Time now) {
 
 std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
   const auto next = std::find_if(new_.begin(), new_.end(), [this](const Waiting& waiting) {
-    return IsFree(LaneOf(waiting.order));
+    return IsFree(waiting.order);
   });
   const bool skip_retries = std::exchange(retried_, false) && next != new_.end();
   for (auto it = failed_.begin(); it != failed_.end() && !skip_retries; ++it) {
-    if (it->second.when > now || !IsFree(LaneOf(it->second.order))) continue;
+    if (it->second.when > now || !IsFree(it->second.order)) continue;
     retried_ = true;
     v1::CoordinatorMessage order = std::move(it->second.order);
     failed_.erase(it);
@@ -107,6 +120,7 @@ std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
 }
 
 v1::CoordinatorMessage OrderQueue::Begin(v1::CoordinatorMessage order, absl::Time now) {
+  if (DiscardsCopy(order)) taken_.at(CopyLane(RunOf(order))).obsolete = true;
   Taken& taken = taken_[LaneOf(order)];
   taken.subject = SubjectOf(order);
   taken.delay.since = now;
@@ -123,6 +137,10 @@ std::optional<v1::MemberMessage> OrderQueue::Finish(const v1::CoordinatorMessage
   const absl::Time first = delayed != delays_.end() ? delayed->second.since
                            : taken != taken_.end()  ? taken->second.delay.since
                                                     : now;
+  if (taken != taken_.end()) {
+    taken->second.answered = true;
+    if (taken->second.obsolete) result = {};
+  }
   const bool gives_up = result.give_up && now - first >= options_.create_patience;
   const v1::Applied copied = result.answer.value_or(v1::MemberMessage()).applied();
   if (copied.from_copy() && copied.error().empty()) DropFailedApply(RunOf(order));
@@ -205,12 +223,12 @@ std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
 
 absl::Time OrderQueue::NextTime() const {
   const bool any = std::any_of(new_.begin(), new_.end(), [this](const Waiting& waiting) {
-    return IsFree(LaneOf(waiting.order));
+    return IsFree(waiting.order);
   });
   if (any) return absl::InfinitePast();
   absl::Time next = absl::InfiniteFuture();
   for (const auto& [subject, retry] : failed_) {
-    if (IsFree(LaneOf(retry.order))) next = std::min(next, retry.when);
+    if (IsFree(retry.order)) next = std::min(next, retry.when);
   }
   return next;
 }

@@ -16,8 +16,10 @@
 // failure, whatever else arrives. One that creates a shard is given up when it has failed for
 // `create_patience`. A newer order of the same kind for the same run replaces a failed one;
 // CloseRun and DeleteRun remove it. So does what makes a failed Apply obsolete: an OpenRun that
-// makes the shard hollow, and its restoring from a copy, which another thread carries out. At most
-// one retry precedes a new order, so that slow retries do not delay a CloseRun that makes room.
+// makes the shard hollow, and its restoring from a copy, which another thread carries out. Such an
+// OpenRun discards what a copy that is being carried out has stored, so that copy is not answered
+// and not tried again; the coordinator orders it anew. At most one retry precedes a new order, so
+// that slow retries do not delay a CloseRun that makes room.
 #pragma once
 
 #include <cstddef>
@@ -96,12 +98,20 @@ class OrderQueue {
   struct Taken {
     std::string subject;
     Delay delay;
+    // Finish has returned its answer, which is being sent.
+    bool answered = false;
+    // An order to copy a version whose shard has become hollow since.
+    bool obsolete = false;
   };
 
   static Lane LaneOf(const v1::CoordinatorMessage& order);
-  // Whether Take may return the order: there is a thread for it.
-  bool IsFree(const Lane& lane) const;
+  static Lane CopyLane(const std::string& run);
+  // Whether Take may return the order: there is a thread for it, and no answer that it makes
+  // obsolete is being sent.
+  bool IsFree(const v1::CoordinatorMessage& order) const;
   bool HasThread(const Lane& lane) const;
+  // Whether the order makes a copy that is being carried out obsolete.
+  bool DiscardsCopy(const v1::CoordinatorMessage& order) const;
   // Take returns this order.
   v1::CoordinatorMessage Begin(v1::CoordinatorMessage order, absl::Time now);
   // It has failed for a reason that may pass. `first`: when it was carried out for the first time.

@@ -210,6 +210,52 @@ TEST(OrderQueue, ShardThatIsRestoredFromACopyDropsAFailedApply) {
 
 // An order that waits is delayed by the other orders of its run, which are listed, or by those that
 // occupy all threads.
+TEST(OrderQueue, CopyThatIsDiscardedWhileItIsMadeIsNotAnswered) {
+  OrderQueue queue({.retry_wait = kWait});
+  v1::CoordinatorMessage hollow = Open("a");
+  hollow.mutable_open_run()->set_hollow(2);
+  v1::MemberMessage copied;
+  copied.mutable_applied()->set_run("a");
+  copied.mutable_applied()->set_from_copy(true);
+
+  for (const OrderResult& result : {OrderResult{.answer = copied},
+                                    OrderResult{.repeat = absl::UnavailableError("unreachable")}}) {
+    queue.Add(Copy("a"), kStart);
+    const v1::CoordinatorMessage copy = queue.Take(kStart).value();
+    queue.Add(hollow, kStart);
+    const v1::CoordinatorMessage open = queue.Take(kStart).value();
+    Succeed(queue, open, kStart);
+    EXPECT_FALSE(queue.Finish(copy, result, kStart).has_value());
+    queue.Release(copy);
+    EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+    EXPECT_TRUE(queue.Delayed(kStart + kWait).empty());
+  }
+
+  // The coordinator receives the answer about the copy first.
+  queue.Add(Copy("a"), kStart);
+  const v1::CoordinatorMessage copy = queue.Take(kStart).value();
+  EXPECT_TRUE(queue.Finish(copy, {.answer = copied}, kStart).has_value());
+  queue.Add(hollow, kStart);
+  EXPECT_FALSE(queue.Take(kStart).has_value());
+  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+  queue.Release(copy);
+  EXPECT_TRUE(queue.Take(kStart).has_value());
+}
+
+TEST(OrderQueue, CopyOfAnotherShardIsAnsweredAlthoughTheOwnBecomesHollow) {
+  OrderQueue queue({.retry_wait = kWait});
+  queue.Add(Copy("a"), kStart);
+  v1::CoordinatorMessage hollow = Open("a");
+  hollow.mutable_open_run()->set_shard(1);
+  hollow.mutable_open_run()->set_hollow(2);
+  const v1::CoordinatorMessage copy = queue.Take(kStart).value();
+  queue.Add(hollow, kStart);
+  EXPECT_TRUE(queue.Take(kStart).has_value());
+  v1::MemberMessage copied;
+  copied.mutable_shard_copied()->set_run("a");
+  EXPECT_TRUE(queue.Finish(copy, {.answer = copied}, kStart).has_value());
+}
+
 TEST(OrderQueue, OrderThatWaitsForAThreadIsReportedAfterFiveSeconds) {
   OrderQueue queue({.retry_wait = kWait, .max_taken = 2});
   const absl::Time later = kStart + absl::Seconds(1);
