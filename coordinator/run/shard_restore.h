@@ -90,8 +90,11 @@ class ShardRestore {
   // Requires: attempt().
   void Fail(const std::string& reason);
 
-  // The shard has answered that it is hollow at this version.
-  void SetHollow(uint32_t version) { hollow_ = version; }
+  // The shard has answered that it is hollow at this version. One without a version reports 0 as
+  // well, so 0 is the version only if the attempt, whose order it may answer, needs it.
+  void SetHollow(uint32_t version) {
+    if (version > 0 || (attempt_.has_value() && attempt_->hollow == 0)) hollow_ = version;
+  }
   // Whether the shard accepts the contributions that the attempt needs.
   bool ready() const { return attempt_.has_value() && hollow_ == attempt_->hollow; }
 

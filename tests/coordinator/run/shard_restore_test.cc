@@ -53,6 +53,25 @@ TEST(ShardRestoreTest, AnswersFromBeforeTheLastOrderDoNotCount) {
   EXPECT_TRUE(restore.ready());
 }
 
+// It answers an OpenRun that was sent before the shard was known to be lost.
+TEST(ShardRestoreTest, ShardWithoutAVersionIsNotHollowAtVersionZero) {
+  ShardRestore::View view{.version = 1, .copy = 1};
+  ShardRestore restore("lost");
+  restore.SetHollow(0);
+  EXPECT_EQ(Chosen(restore, view), (ShardRestore::Attempt{.source = Source::kCopy, .hollow = 0}));
+  EXPECT_FALSE(restore.ready()) << "it is to be made hollow";
+  restore.SetHollow(0);
+  EXPECT_TRUE(restore.ready());
+  view.copy = 8;
+  view.version = kVersion;
+  ShardRestore later("lost");
+  EXPECT_EQ(Chosen(later, view).hollow, kVersion);
+  later.SetHollow(0);
+  view.version = view.copy.emplace(1);
+  EXPECT_EQ(Chosen(later, view).hollow, 0U);
+  EXPECT_FALSE(later.ready());
+}
+
 TEST(ShardRestoreTest, NothingIsLeftToTry) {
   ShardRestore restore("lost");
   EXPECT_FALSE(restore.Choose({.version = kVersion}));
