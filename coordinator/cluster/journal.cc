@@ -25,8 +25,7 @@ void Journal::Restore(const v1::MetaRecord& meta, uint64_t epoch) {
   // The lower half of all numbers is enough for gaps, even if the coordinator starts often.
   if (meta_.starts() > 0 && meta_.generation() <= kMaxReportedNumber) {
     const uint32_t gap = meta_.backup() ? kBackupGap : kGenerationGap;
-    const uint32_t at = absl::ToUnixMillis(now_) % gap;
-    meta_.set_generation(meta_.generation() + gap + at);
+    meta_.set_generation(After(meta_.generation(), gap));
   }
   if (meta_.backup()) meta_.set_run(meta_.run() + kBackupRuns);
   meta_.clear_backup();
@@ -66,10 +65,18 @@ void Journal::NoteRemovedRun(uint32_t run) {
   meta_.set_removed_run(std::max(meta_.removed_run(), run));
 }
 
-void Journal::SkipNumbers(uint32_t generation, uint32_t run) {
+uint32_t Journal::After(uint32_t generation, uint32_t gap) const {
+  return generation + gap + static_cast<uint32_t>(absl::ToUnixMillis(now_) % gap);
+}
+
+void Journal::SkipGenerations(uint32_t highest) {
   meta_changed_ = true;
-  meta_.set_generation(std::max(meta_.generation(), generation));
-  meta_.set_run(std::max(meta_.run(), run));
+  meta_.set_generation(std::max(meta_.generation(), After(highest, kUnknownGenerations)));
+}
+
+void Journal::SkipRuns(uint32_t highest) {
+  meta_changed_ = true;
+  meta_.set_run(std::max(meta_.run(), highest));
 }
 
 void Journal::Count(absl::string_view name, uint64_t amount) {

@@ -32,6 +32,11 @@ inline constexpr uint32_t kGenerationGap = 100'000;
 // same coordinator may have been used before.
 inline constexpr uint32_t kBackupGap = 10'000'000;
 
+// Generations after the highest that aggregators report, at the least: a lost store may have given
+// out more, and so may a coordinator that runs with another store and has had the same reports. The
+// time is added for its sake.
+inline constexpr uint32_t kUnknownGenerations = 1'000'000;
+
 // Ids of runs that a start with a backup leaves out: those of runs that were submitted since.
 inline constexpr uint32_t kBackupRuns = 1000;
 
@@ -60,8 +65,10 @@ class Journal {
   uint32_t NewMember();
   // The record of an ended run is removed.
   void NoteRemovedRun(uint32_t run);
-  // Numbers up to these are in use elsewhere.
-  void SkipNumbers(uint32_t generation, uint32_t run);
+  // Generations up to this one are in use elsewhere, and kUnknownGenerations may be.
+  void SkipGenerations(uint32_t highest);
+  // Numbers of runs up to this one are in use elsewhere.
+  void SkipRuns(uint32_t highest);
   // Secret of a generation, 16 bytes; the same after a restart.
   std::string KeyOf(uint32_t generation) const;
   void Count(absl::string_view name, uint64_t amount = 1);
@@ -84,6 +91,9 @@ class Journal {
   const std::string& limit_reached() const { return limit_reached_; }
 
  private:
+  // The generation after a gap that depends on the time.
+  uint32_t After(uint32_t generation, uint32_t gap) const;
+
   const CoordinatorOptions& options_;
   absl::Time now_ = absl::InfinitePast();
   absl::Time started_ = absl::InfinitePast();

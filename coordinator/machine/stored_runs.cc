@@ -9,10 +9,6 @@
 namespace cadre {
 namespace {
 
-// Generations between those that aggregators know and those of adopted runs: the lost store may
-// have given out more.
-constexpr uint32_t kUnknownGenerations = 1'000'000;
-
 // More than what several starts from a backup leave out. A higher generation is taken for an error:
 // it would use up the numbers.
 constexpr uint32_t kMaxGenerationJump = 100'000'000;
@@ -103,7 +99,7 @@ void StoredRuns::OnJoined(const Member& aggregator, const v1::Hello& hello) {
       // It may be adopted later, so its number is not given to another run.
       unknown.insert(shard.run());
       const uint32_t number = RunNumber(shard.run());
-      if (number <= kMaxReportedNumber) cluster_.SkipNumbers(0, number);
+      if (number <= kMaxReportedNumber) cluster_.SkipRuns(number);
     } else if (run->record().lineage() != shard.lineage()) {
       cluster_.CountRefusal(v1::REFUSAL_WRONG_LINEAGE);
     } else if (!run->live()) {
@@ -122,7 +118,7 @@ void StoredRuns::OnHigherGeneration(uint32_t generation) {
   // OpenRun names the next generation for a group that is not formed.
   if (generation <= highest + 1 || generation > kMaxReportedNumber) return;
   if (generation - highest > kMaxGenerationJump) return cluster_.Count("implausible_generations");
-  cluster_.SkipNumbers(generation + kUnknownGenerations, 0);
+  cluster_.SkipGenerations(generation);
   for (auto& [number, run] : runs_.all())
     run.groups().FenceAll("the coordinator's store is an older one");
   runs_.VisitAll();
@@ -136,7 +132,8 @@ void StoredRuns::OnReport(const Member& aggregator, const v1::RunReport& report)
   const std::optional<RebuiltRun> rebuilt = run->OnReport(aggregator.record.name(), report);
   if (!rebuilt.has_value()) return;
   const uint32_t number = run->number();
-  cluster_.SkipNumbers(rebuilt->generation + kUnknownGenerations, number);
+  cluster_.SkipGenerations(rebuilt->generation);
+  cluster_.SkipRuns(number);
   cluster_.out().EraseBelow(CommitsPrefix(run->id()));
   cluster_.out().EraseBelow(HistoryPrefix(run->id()));
   runs_.Erase(number);
@@ -220,7 +217,8 @@ v1::AdoptedRun StoredRuns::AdoptRun(const std::string& id, const RebuiltRun& reb
     adopted.set_problem(std::string(status.message()));
   }
   if (!adopted.problem().empty()) return adopted;
-  cluster_.SkipNumbers(rebuilt.generation + kUnknownGenerations, number);
+  cluster_.SkipGenerations(rebuilt.generation);
+  cluster_.SkipRuns(number);
   Run& run = runs_.Add(rebuilt.record);
   run.Adopt(rebuilt.newest, rebuilt.closing);
   cluster_.Count("runs_adopted");

@@ -116,8 +116,6 @@ EQUIVALENT = (
       for text, before in (
           ("return std::tuple(-FreeOf(a)", "std::tuple(-FreeOf(a), a.name) < std::tuple(-FreeOf(b), b.name)"),
           ("best == nullptr", "order(one) < order(*best)"))),
-    Equivalent("coordinator/machine/stored_runs.cc", "generation + kUnknownGenerations, 0", "0", "1",
-               "a run that the aggregator stores is known, so the number 1 is used"),
     Equivalent("server/order_queue.cc", "return a.second.delay.since", "a.second.delay.since < b.second.delay.since",
                "a.second.delay.since <= b.second.delay.since",
                "any of the orders that were begun at the same time may be named"),

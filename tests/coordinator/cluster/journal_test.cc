@@ -119,11 +119,19 @@ TEST_F(JournalTest, ChangesAreStoredOnce) {
   journal.NoteRemovedRun(4);
   journal.NoteRemovedRun(2);
   EXPECT_EQ(StoredMeta(journal)->removed_run(), 4U);
-  journal.SkipNumbers(10, 20);
-  journal.SkipNumbers(9, 19);
-  const auto skipped = StoredMeta(journal);
-  EXPECT_EQ(skipped->generation(), 10U);
-  EXPECT_EQ(skipped->run(), 20U);
+  journal.SkipRuns(20);
+  journal.SkipRuns(19);
+  EXPECT_EQ(StoredMeta(journal)->run(), 20U);
+  journal.SkipGenerations(10);
+  journal.SkipGenerations(9);
+  EXPECT_EQ(StoredMeta(journal)->generation(), 10 + kUnknownGenerations);
+}
+
+// A coordinator that runs with another copy of the store may have had the same report.
+TEST_F(JournalTest, GenerationsAfterAReportDependOnTheTime) {
+  Journal& journal = Start({}, 1, kNow + absl::Milliseconds(12));
+  journal.SkipGenerations(10);
+  EXPECT_EQ(journal.NewGeneration(), 10 + kUnknownGenerations + 12 + 1);
 }
 
 TEST_F(JournalTest, TimeNeverDecreases) {
