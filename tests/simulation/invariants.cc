@@ -132,7 +132,7 @@ void Invariants::OnErased(View& view, const std::string& key, const std::string&
     }
     submitted_.erase(run.run());
     // A coordinator with an older store may make other versions.
-    std::erase_if(written_, [&](const auto& version) { return version.first == run.run(); });
+    std::erase_if(written_, [&](const auto& written) { return written.first.first == run.run(); });
   } else if (key == kMetaKey) {
     world_.Violate("the store has lost the record ", key);
   } else if (absl::StartsWith(key, kGroupPrefix)) {

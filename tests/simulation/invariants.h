@@ -85,6 +85,8 @@ class Invariants {
                         Interval span, const Values& values);
 
   // ---- Workers
+  // Whether a rank may find that a version as pulled has another digest than the one committed.
+  bool MayPullWrongValues(const std::string& run) const;
   Conservation& conservation() { return conservation_; }
   // The rank has loaded the version; `values` contains its part of the model.
   void OnHeld(const v1::RankSlot& place, uint32_t version, const Values& values,
@@ -138,10 +140,12 @@ class Invariants {
                         const v1::Participant& in);
   // An aggregator has written the values of a rival: it becomes the version, unless another one
   // has.
-  void ChooseRival(const std::pair<std::string, uint32_t>& version, Interval span,
-                   const Values& values);
+  void ChooseRival(const std::string& aggregator, const std::pair<std::string, uint32_t>& version,
+                   Interval span, const Values& values);
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
+  // The values of the version that the record makes; null: they are not known.
+  const Values* ExpectedOf(const v1::CommitRecord& commit);
   // Records what the rank contributes: the change in a frame, or values.
   void RecordContribution(const v1::ContributionHeader& header, const Values& values);
   // Whether the values are those of the version before, and the steps that the header says.
@@ -200,8 +204,8 @@ class Invariants {
   // The contributions, of which coded ones are changes, by run, round, group and generation.
   std::map<std::tuple<std::string, uint32_t, uint32_t, uint32_t>, Values> contributions_;
   std::map<std::pair<std::string, uint32_t>, int> committed_;
-  // Versions after 0 of which an aggregator has written its shard.
-  std::set<std::pair<std::string, uint32_t>> written_;
+  // Versions after 0, and the aggregators that have written their shards of them.
+  std::map<std::pair<std::string, uint32_t>, std::set<std::string>> written_;
   // The record with which each round was closed.
   std::map<std::pair<std::string, uint32_t>, v1::CommitRecord> closed_;
   // Other closings of the same rounds, of which the aggregators may still make the version instead.

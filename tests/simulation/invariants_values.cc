@@ -17,6 +17,7 @@
 #include "server/outer_update.h"
 #include "tests/simulation/describe.h"
 #include "tests/simulation/invariants.h"
+#include "tests/simulation/stored_records.h"
 
 namespace cadre::simulation {
 namespace {
@@ -110,10 +111,24 @@ Values Invariants::MeanOf(const v1::RunRecord& run, const v1::CommitRecord& comm
   return next;
 }
 
+// A coordinator with an older store may wait for the first attempt at a round of which another one
+// has ordered a further attempt.
+const Values* Invariants::ExpectedOf(const v1::CommitRecord& commit) {
+  const std::pair<std::string, uint32_t> version(commit.run(), commit.round());
+  const auto first = first_attempts_.find(version);
+  if (restored_.contains(commit.run()) && !commit.committed() && first != first_attempts_.end() &&
+      !SameMaking(closed_[version], commit) && SameMaking(first->second.closed, commit)) {
+    return &first->second.values;
+  }
+  const auto& versions = versions_[commit.run()];
+  const auto found = versions.find(commit.round());
+  return found == versions.end() ? nullptr : &found->second;
+}
+
 void Invariants::CheckDigests(const v1::CommitRecord& commit) {
-  const auto run = versions_.find(commit.run());
-  if (run == versions_.end() || run->second.count(commit.round()) == 0) return;
-  const Values& values = run->second[commit.round()];
+  const Values* const expected_values = ExpectedOf(commit);
+  if (expected_values == nullptr) return;
+  const Values& values = *expected_values;
   const uint32_t shards = shards_[commit.run()];
   for (const v1::ShardDigest& shard : commit.digests()) {
     if (!shard.applied()) {
@@ -137,9 +152,16 @@ void Invariants::CheckDigests(const v1::CommitRecord& commit) {
   }
 }
 
-void Invariants::ChooseRival(const std::pair<std::string, uint32_t>& version, Interval span,
+// A run whose older record names another aggregator, or one that the shard has left since,
+// continues there, whatever versions the aggregator has that it does not name.
+void Invariants::ChooseRival(const std::string& aggregator,
+                             const std::pair<std::string, uint32_t>& version, Interval span,
                              const Values& values) {
-  if (written_.contains(version) && lost_disks_.empty()) return;
+  const auto written = written_.find(version);
+  const bool continues_elsewhere =
+      restored_.contains(version.first) && written != written_.end() &&
+      (!written->second.contains(aggregator) || moved_.left.contains({version.first, aggregator}));
+  if (written != written_.end() && lost_disks_.empty() && !continues_elsewhere) return;
   const std::vector<Interval> whole = {{0, span.size()}};
   for (Rival& rival : rivals_[version]) {
     const Values part(rival.values.begin() + span.begin, rival.values.begin() + span.end);
@@ -243,8 +265,8 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const std::stri
   if (!matches() && first != first_attempts_.end() && may_be_late && equal(first->second.values)) {
     return world_.Count("first_attempts_written_late");
   }
-  if (!matches()) ChooseRival({run, version}, span, values);
-  written_.emplace(run, version);
+  if (!matches()) ChooseRival(aggregator, {run, version}, span, values);
+  written_[{run, version}].insert(aggregator);
   if (matches()) return;
   // A record that was rebuilt may have no digest with which the aggregator compares them.
   if (IsRestored(run) && world_.corrupted.contains({run, version})) return;
@@ -266,6 +288,17 @@ void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Value
 }
 
 // ---- Workers
+
+// If the record of the run has no digest of a restored shard, or an aggregator that has lost its
+// newest files has the first attempt at a round, which the coordinator finds when it returns.
+bool Invariants::MayPullWrongValues(const std::string& run) const {
+  const auto has = [&run](const auto& of_versions, const auto& run_of) {
+    return absl::c_any_of(of_versions, [&](const auto& one) { return run_of(one) == run; });
+  };
+  return (IsRestored(run) && has(world_.corrupted, [](const auto& one) { return one.first; })) ||
+         (!lost_disks_.empty() &&
+          has(first_attempts_, [](const auto& one) { return one.first.first; }));
+}
 
 void Invariants::OnFailed(const v1::RankSlot& place, const std::string& host,
                           v1::FailureCause cause) {

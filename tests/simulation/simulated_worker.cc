@@ -150,11 +150,7 @@ void SimulatedWorker::OnEnded(const TrainerOutcome& outcome) {
     RunNext();
   });
   if (cancelled) return;
-  // A rank may pull wrong values if the record of the run has no digest of a restored shard.
-  const auto corrupted = world_.corrupted.lower_bound({place.run(), 0});
-  const bool is_corrupted = invariants_.IsRestored(place.run()) &&
-                            corrupted != world_.corrupted.end() && corrupted->first == place.run();
-  if (outcome.cause == v1::FAILURE_CAUSE_DIGEST && !is_corrupted) {
+  if (outcome.cause == v1::FAILURE_CAUSE_DIGEST && !invariants_.MayPullWrongValues(place.run())) {
     world_.Violate(Describe(place), ": ", outcome.status.message());
   }
   world_.Count("trainers_failed");
