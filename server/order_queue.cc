@@ -1,6 +1,7 @@
 #include "server/order_queue.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,6 +31,11 @@ std::string SubjectOf(const v1::CoordinatorMessage& order) {
   if (order.has_delete_run()) return absl::StrCat("delete ", order.delete_run().run());
   if (order.has_copy_shard()) return CopySubject(order.copy_shard());
   return absl::StrCat("close ", order.close_run().run());
+}
+
+// The subject of the copies that the order discards; empty: it makes no shard hollow.
+std::string DiscardedBy(const v1::CoordinatorMessage& order) {
+  return order.open_run().has_hollow() ? CopySubject(order.open_run()) : "";
 }
 
 std::string TextOf(const v1::DelayedOrder& order, absl::Duration age) {
@@ -68,15 +74,25 @@ bool OrderQueue::HasThread(const Lane& lane) const {
 }
 
 bool OrderQueue::DiscardsCopy(const v1::CoordinatorMessage& order) const {
-  if (!order.open_run().has_hollow()) return false;
   const auto copy = taken_.find(CopyLane(RunOf(order)));
-  return copy != taken_.end() && copy->second.subject == CopySubject(order.open_run());
+  return copy != taken_.end() && copy->second.subject == DiscardedBy(order);
 }
 
 bool OrderQueue::IsFree(const v1::CoordinatorMessage& order) const {
   if (DiscardsCopy(order) && taken_.at(CopyLane(RunOf(order))).answered) return false;
+  if (order.has_copy_shard()) {
+    const auto open = taken_.find({/*is_copy=*/false, RunOf(order)});
+    if (open != taken_.end() && open->second.discards == SubjectOf(order)) return false;
+  }
   const Lane lane = LaneOf(order);
   return !taken_.contains(lane) && HasThread(lane);
+}
+
+std::deque<OrderQueue::Waiting>::const_iterator OrderQueue::FirstFree() const {
+  std::set<Lane> passed;
+  return std::find_if(new_.begin(), new_.end(), [&](const Waiting& waiting) {
+    return passed.insert(LaneOf(waiting.order)).second && IsFree(waiting.order);
+  });
 }
 
 bool OrderQueue::Add(v1::CoordinatorMessage order, absl::Time now) {
@@ -92,9 +108,7 @@ bool OrderQueue::Add(v1::CoordinatorMessage order, absl::Time now) {
 }
 
 std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
-  const auto next = std::find_if(new_.begin(), new_.end(), [this](const Waiting& waiting) {
-    return IsFree(waiting.order);
-  });
+  const auto next = FirstFree();
   const bool skip_retries = std::exchange(retried_, false) && next != new_.end();
   for (auto it = failed_.begin(); it != failed_.end() && !skip_retries; ++it) {
     if (it->second.when > now || !IsFree(it->second.order)) continue;
@@ -104,7 +118,7 @@ std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
     return Begin(std::move(order), now);
   }
   if (next == new_.end()) return std::nullopt;
-  v1::CoordinatorMessage order = std::move(next->order);
+  v1::CoordinatorMessage order = next->order;
   new_.erase(next);
   failed_.erase(SubjectOf(order));
   // The coordinator repeats the order of a round when the shard has been restored.
@@ -123,6 +137,7 @@ v1::CoordinatorMessage OrderQueue::Begin(v1::CoordinatorMessage order, absl::Tim
   if (DiscardsCopy(order)) taken_.at(CopyLane(RunOf(order))).obsolete = true;
   Taken& taken = taken_[LaneOf(order)];
   taken.subject = SubjectOf(order);
+  taken.discards = DiscardedBy(order);
   taken.delay.since = now;
   taken.delay.order.set_run(RunOf(order));
   taken.delay.order.set_order(BodyName(order));
@@ -222,10 +237,7 @@ std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now) const {
 }
 
 absl::Time OrderQueue::NextTime() const {
-  const bool any = std::any_of(new_.begin(), new_.end(), [this](const Waiting& waiting) {
-    return IsFree(waiting.order);
-  });
-  if (any) return absl::InfinitePast();
+  if (FirstFree() != new_.end()) return absl::InfinitePast();
   absl::Time next = absl::InfiniteFuture();
   for (const auto& [subject, retry] : failed_) {
     if (IsFree(retry.order)) next = std::min(next, retry.when);

@@ -102,13 +102,18 @@ class OrderQueue {
     bool answered = false;
     // An order to copy a version whose shard has become hollow since.
     bool obsolete = false;
+    // The subject of the copies that an order to make a shard hollow discards; empty: it is another
+    // order.
+    std::string discards;
   };
 
   static Lane LaneOf(const v1::CoordinatorMessage& order);
   static Lane CopyLane(const std::string& run);
-  // Whether Take may return the order: there is a thread for it, and no answer that it makes
-  // obsolete is being sent.
+  // Whether Take may return the order: there is a thread for it; no answer that it makes obsolete
+  // is being sent, and no shard is being made hollow whose version it copies.
   bool IsFree(const v1::CoordinatorMessage& order) const;
+  // The first new order that Take may return: none overtakes another one of its lane.
+  std::deque<Waiting>::const_iterator FirstFree() const;
   bool HasThread(const Lane& lane) const;
   // Whether the order makes a copy that is being carried out obsolete.
   bool DiscardsCopy(const v1::CoordinatorMessage& order) const;

@@ -208,8 +208,6 @@ TEST(OrderQueue, ShardThatIsRestoredFromACopyDropsAFailedApply) {
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
 }
 
-// An order that waits is delayed by the other orders of its run, which are listed, or by those that
-// occupy all threads.
 TEST(OrderQueue, CopyThatIsDiscardedWhileItIsMadeIsNotAnswered) {
   OrderQueue queue({.retry_wait = kWait});
   v1::CoordinatorMessage hollow = Open("a");
@@ -236,10 +234,24 @@ TEST(OrderQueue, CopyThatIsDiscardedWhileItIsMadeIsNotAnswered) {
   const v1::CoordinatorMessage copy = queue.Take(kStart).value();
   EXPECT_TRUE(queue.Finish(copy, {.answer = copied}, kStart).has_value());
   queue.Add(hollow, kStart);
-  EXPECT_FALSE(queue.Take(kStart).has_value());
+  queue.Add(Close("a"), kStart);
+  EXPECT_FALSE(queue.Take(kStart).has_value()) << "nor is the order after it carried out";
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
   queue.Release(copy);
-  EXPECT_TRUE(queue.Take(kStart).has_value());
+  EXPECT_TRUE(queue.Take(kStart).value().has_open_run());
+}
+
+TEST(OrderQueue, CopyIsNotMadeWhileItsShardBecomesHollow) {
+  OrderQueue queue({.retry_wait = kWait});
+  v1::CoordinatorMessage hollow = Open("a");
+  hollow.mutable_open_run()->set_hollow(2);
+  queue.Add(hollow, kStart);
+  const v1::CoordinatorMessage open = queue.Take(kStart).value();
+  queue.Add(Copy("a"), kStart);
+  EXPECT_FALSE(queue.Take(kStart).has_value());
+  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+  Succeed(queue, open, kStart);
+  EXPECT_TRUE(queue.Take(kStart).value().has_copy_shard());
 }
 
 TEST(OrderQueue, CopyOfAnotherShardIsAnsweredAlthoughTheOwnBecomesHollow) {
@@ -256,6 +268,8 @@ TEST(OrderQueue, CopyOfAnotherShardIsAnsweredAlthoughTheOwnBecomesHollow) {
   EXPECT_TRUE(queue.Finish(copy, {.answer = copied}, kStart).has_value());
 }
 
+// An order that waits is delayed by the other orders of its run, which are listed, or by those that
+// occupy all threads.
 TEST(OrderQueue, OrderThatWaitsForAThreadIsReportedAfterFiveSeconds) {
   OrderQueue queue({.retry_wait = kWait, .max_taken = 2});
   const absl::Time later = kStart + absl::Seconds(1);
