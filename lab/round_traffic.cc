@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kWord = sizeof(float);
 
-// A frame (server/client/frame.h): every unit has its own code, padded to whole words.
+// A frame (model/frame.h): every unit has its own code, padded to whole words.
 int64_t BytesOf(const v1::Coding& coding, const ParameterIndex& index) {
   const std::optional<v1::Coding> filled = CodingOf(coding);
   if (!filled) return index.size() * kWord;

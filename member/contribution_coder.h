@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 #include "tensor/interval.h"
 
 namespace cadre {

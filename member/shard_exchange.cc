@@ -29,7 +29,7 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "model/coding.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 #include "server/client/refusal.h"
 #include "server/client/shard_span.h"
 

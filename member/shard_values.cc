@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 
 namespace cadre {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 
 namespace cadre {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 #include "server/file_format.h"
 
 namespace cadre {

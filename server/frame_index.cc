@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/status.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 
 namespace cadre {
 

@@ -1,4 +1,4 @@
-// Where in a frame (server/client/frame.h) the codes of the stretches of a shard begin, so that
+// Where in a frame (model/frame.h) the codes of the stretches of a shard begin, so that
 // threads decode it from several of them at the same time: the length of a code is known only once
 // it has been decoded.
 #pragma once

@@ -36,7 +36,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "model/change_sums.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 #include "server/client/shard_span.h"
 
 namespace cadre {

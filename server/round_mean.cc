@@ -41,7 +41,7 @@
 
 #include "base/status.h"
 #include "model/change_sums.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 
 namespace cadre {
 namespace {

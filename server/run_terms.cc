@@ -20,13 +20,13 @@
 #include "model/exchange_units.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
+#include "model/frame.h"
 #include "model/initial_value.h"
 #include "model/outer_optimizer.h"
 #include "model/parameter_index.h"
 #include "model/shard_copies.h"
 #include "model/shard_space.h"
 #include "model/validate.h"
-#include "server/client/frame.h"
 #include "server/client/shard_span.h"
 
 namespace cadre {

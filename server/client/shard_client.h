@@ -49,7 +49,7 @@ struct Traffic {
   }
 };
 
-// A frame (server/client/frame.h) and the fragment to which its units belong (v1::Start).
+// A frame (model/frame.h) and the fragment to which its units belong (v1::Start).
 struct PulledFrame {
   std::string bytes;
   uint32_t fragment = 0;

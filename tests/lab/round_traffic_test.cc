@@ -8,7 +8,7 @@
 
 #include "model/coding.h"
 #include "model/exchange_units.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 #include "tests/model/testing.h"
 
 namespace cadre {

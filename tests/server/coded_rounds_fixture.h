@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/coding.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 #include "server/replay.h"
 #include "server/shard_host.h"
 #include "tests/server/testing.h"

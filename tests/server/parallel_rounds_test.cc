@@ -13,7 +13,7 @@
 
 #include "base/status.h"
 #include "model/coding.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 #include "server/run_terms.h"
 #include "server/shard_host.h"
 #include "tests/base/expect.h"

@@ -6,7 +6,7 @@
 
 #include "absl/algorithm/container.h"
 #include "model/coding.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 #include "server/ledger.h"
 #include "tests/simulation/describe.h"
 

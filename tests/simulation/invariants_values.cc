@@ -12,7 +12,7 @@
 #include "base/digest.h"
 #include "model/coding.h"
 #include "proto/enum_text.h"
-#include "server/client/frame.h"
+#include "model/frame.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
 #include "tests/simulation/describe.h"

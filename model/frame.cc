@@ -1,4 +1,4 @@
-#include "server/client/frame.h"
+#include "model/frame.h"
 
 #include <algorithm>
 

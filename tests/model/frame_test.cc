@@ -1,14 +1,20 @@
-#include "server/client/frame.h"
+#include "model/frame.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <limits>
 #include <numeric>
+#include <span>
+#include <string>
+#include <vector>
 
-#include "tests/server/testing.h"
+#include "base/random.h"
 
-namespace cadre::testing {
+namespace cadre {
 namespace {
 
 using ::testing::HasSubstr;
@@ -21,6 +27,17 @@ const std::vector<ExchangeUnit> kUnits = {{{100, 4196}, Kind::kCoded},
 constexpr size_t kSize = 4211;
 constexpr Codec kStat2{CodecKind::kStat2};
 
+std::vector<float> RandomValues(uint64_t salt, int64_t count) {
+  std::vector<float> values(count);
+  for (int64_t i = 0; i < count; ++i) values[i] = RandomNormal(salt, RandomStream::kTest, 0, i);
+  return values;
+}
+
+bool SameBits(std::span<const float> a, std::span<const float> b) {
+  return std::ranges::equal(a, b, {}, std::bit_cast<uint32_t, float>,
+                            std::bit_cast<uint32_t, float>);
+}
+
 std::string FrameOf(const std::vector<float>& values, std::vector<uint16_t>* words = nullptr) {
   std::string frame;
   EXPECT_TRUE(EncodeFrame(kUnits, kStat2, values, &frame, words).ok());
@@ -28,7 +45,7 @@ std::string FrameOf(const std::vector<float>& values, std::vector<uint16_t>* wor
 }
 
 TEST(Frame, OnlyCodedUnitsAreLossy) {
-  const std::vector<float> values = Values(1, kSize);
+  const std::vector<float> values = RandomValues(1, kSize);
   std::vector<uint16_t> words;
   const std::string frame = FrameOf(values, &words);
   EXPECT_EQ(std::accumulate(words.begin(), words.end(), size_t{0}) * 4, frame.size());
@@ -48,7 +65,7 @@ TEST(Frame, IsReadPieceByPiece) {
   for (int64_t begin = 0; begin < 40 * kUnitSize; begin += kUnitSize) {
     units.push_back({{begin, begin + kUnitSize}, Kind::kCoded});
   }
-  const std::vector<float> values = Values(2, 40 * kUnitSize);
+  const std::vector<float> values = RandomValues(2, 40 * kUnitSize);
   for (const Codec& codec : {Codec{CodecKind::kBf16}, Codec{CodecKind::kTopK, 3}}) {
     std::string frame;
     ASSERT_TRUE(EncodeFrame(units, codec, values, &frame).ok());
@@ -77,7 +94,7 @@ TEST(Frame, IsReadPieceByPiece) {
 }
 
 TEST(Frame, MalformedFramesAreRefused) {
-  const std::string frame = FrameOf(Values(1, kSize));
+  const std::string frame = FrameOf(RandomValues(1, kSize));
   const auto error = [](const std::string& bytes) {
     std::vector<float> decoded;
     return std::string(DecodeFrame(kUnits, kStat2, bytes, &decoded).message());
@@ -93,7 +110,7 @@ TEST(Frame, MalformedFramesAreRefused) {
 }
 
 TEST(Frame, ValuesThatAreNotFiniteAreNamed) {
-  std::vector<float> values = Values(1, kSize);
+  std::vector<float> values = RandomValues(1, kSize);
   values[4199] = std::numeric_limits<float>::infinity();
   std::string frame;
   EXPECT_THAT(std::string(EncodeFrame(kUnits, kStat2, values, &frame).message()),
@@ -101,4 +118,4 @@ TEST(Frame, ValuesThatAreNotFiniteAreNamed) {
 }
 
 }  // namespace
-}  // namespace cadre::testing
+}  // namespace cadre
