@@ -24,6 +24,20 @@ uint32_t NewestGeneration(const Invariants::Store& store) {
   return Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord()).generation();
 }
 
+void CheckMeta(World& world, const v1::MetaRecord& before, const v1::MetaRecord& after) {
+  if (after.generation() < before.generation() || after.run() < before.run() ||
+      after.member() < before.member() || after.starts() < before.starts()) {
+    world.Violate("a counter decreased, so numbers will be reused: ", before.ShortDebugString(),
+                  " became ", after.ShortDebugString());
+  }
+  for (const auto& [name, value] : before.counters()) {
+    const auto now = after.counters().find(name);
+    if (now == after.counters().end() || now->second < value) {
+      world.Violate("the counter ", name, " decreased");
+    }
+  }
+}
+
 }  // namespace
 
 // ---- The coordinator's store
@@ -36,7 +50,7 @@ void Invariants::OnTransaction(size_t coordinator, const Store& before, const St
   const auto meta = [](const Store& store) {
     return Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord());
   };
-  CheckMeta(meta(before), meta(after));
+  CheckMeta(world_, meta(before), meta(after));
   for (const auto& [key, bytes] : before) {
     if (after.count(key) == 0) OnErased(view, key, bytes, after);
     groups_changed |= after.count(key) == 0 && absl::StartsWith(key, kGroupPrefix);
@@ -138,20 +152,6 @@ void Invariants::OnErased(View& view, const std::string& key, const std::string&
   } else if (absl::StartsWith(key, kGroupPrefix)) {
     for (const auto& [group, generation] : view.current) {
       if (cadre::GroupKey(group.first, group.second) == key) view.ended.insert(generation);
-    }
-  }
-}
-
-void Invariants::CheckMeta(const v1::MetaRecord& before, const v1::MetaRecord& after) {
-  if (after.generation() < before.generation() || after.run() < before.run() ||
-      after.member() < before.member() || after.starts() < before.starts()) {
-    world_.Violate("a counter decreased, so numbers will be reused: ", before.ShortDebugString(),
-                   " became ", after.ShortDebugString());
-  }
-  for (const auto& [name, value] : before.counters()) {
-    const auto now = after.counters().find(name);
-    if (now == after.counters().end() || now->second < value) {
-      world_.Violate("the counter ", name, " decreased");
     }
   }
 }

@@ -125,7 +125,6 @@ class Invariants {
     Values values;
   };
 
-  void CheckMeta(const v1::MetaRecord& before, const v1::MetaRecord& after);
   void CheckGroup(View& view, const v1::GroupRecord& record);
   void CheckMembersOnce(const Store& store);
   void CheckRun(const Store& after, const v1::RunRecord& before, const v1::RunRecord& record);
@@ -144,8 +143,6 @@ class Invariants {
                    Interval span, const Values& values);
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
-  // The values of the version that the record makes; null: they are not known.
-  const Values* ExpectedOf(const v1::CommitRecord& commit);
   // Records what the rank contributes: the change in a frame, or values.
   void RecordContribution(const v1::ContributionHeader& header, const Values& values);
   // Whether the values are those of the version before, and the steps that the header says.

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "model/coding.h"
-#include "proto/enum_text.h"
 #include "model/frame.h"
+#include "proto/enum_text.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
 #include "tests/simulation/describe.h"
@@ -113,22 +113,15 @@ Values Invariants::MeanOf(const v1::RunRecord& run, const v1::CommitRecord& comm
 
 // A coordinator with an older store may wait for the first attempt at a round of which another one
 // has ordered a further attempt.
-const Values* Invariants::ExpectedOf(const v1::CommitRecord& commit) {
-  const std::pair<std::string, uint32_t> version(commit.run(), commit.round());
-  const auto first = first_attempts_.find(version);
-  if (restored_.contains(commit.run()) && !commit.committed() && first != first_attempts_.end() &&
-      !SameMaking(closed_[version], commit) && SameMaking(first->second.closed, commit)) {
-    return &first->second.values;
-  }
-  const auto& versions = versions_[commit.run()];
-  const auto found = versions.find(commit.round());
-  return found == versions.end() ? nullptr : &found->second;
-}
-
 void Invariants::CheckDigests(const v1::CommitRecord& commit) {
-  const Values* const expected_values = ExpectedOf(commit);
-  if (expected_values == nullptr) return;
-  const Values& values = *expected_values;
+  const std::pair<std::string, uint32_t> version(commit.run(), commit.round());
+  const auto run = versions_.find(commit.run());
+  if (run == versions_.end() || run->second.count(commit.round()) == 0) return;
+  const auto first = first_attempts_.find(version);
+  const bool is_first = restored_.contains(commit.run()) && !commit.committed() &&
+                        first != first_attempts_.end() && !SameMaking(closed_[version], commit) &&
+                        SameMaking(first->second.closed, commit);
+  const Values& values = is_first ? first->second.values : run->second[commit.round()];
   const uint32_t shards = shards_[commit.run()];
   for (const v1::ShardDigest& shard : commit.digests()) {
     if (!shard.applied()) {
@@ -292,12 +285,14 @@ void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Value
 // If the record of the run has no digest of a restored shard, or an aggregator that has lost its
 // newest files has the first attempt at a round, which the coordinator finds when it returns.
 bool Invariants::MayPullWrongValues(const std::string& run) const {
-  const auto has = [&run](const auto& of_versions, const auto& run_of) {
-    return absl::c_any_of(of_versions, [&](const auto& one) { return run_of(one) == run; });
-  };
-  return (IsRestored(run) && has(world_.corrupted, [](const auto& one) { return one.first; })) ||
-         (!lost_disks_.empty() &&
-          has(first_attempts_, [](const auto& one) { return one.first.first; }));
+  const bool has_first_attempt = absl::c_any_of(first_attempts_, [&](const auto& attempt) {
+    const auto writers = written_.find(attempt.first);
+    return attempt.first.first == run && writers != written_.end() &&
+           absl::c_any_of(writers->second, [&](const auto& name) { return HasLostDisk(name); });
+  });
+  const bool is_corrupted =
+      absl::c_any_of(world_.corrupted, [&](const auto& version) { return version.first == run; });
+  return (IsRestored(run) && is_corrupted) || has_first_attempt;
 }
 
 void Invariants::OnFailed(const v1::RankSlot& place, const std::string& host,
