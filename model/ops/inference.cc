@@ -87,6 +87,16 @@ bool LayerInference::OutputLikeInput(int64_t flops_per_element) {
   return true;
 }
 
+bool LayerInference::Flops(std::initializer_list<int64_t> factors) {
+  layer_.flops = 1;
+  for (const int64_t factor : factors) {
+    if (__builtin_mul_overflow(layer_.flops, factor, &layer_.flops)) {
+      return Problem("", "takes more operations for a sample than can be counted");
+    }
+  }
+  return true;
+}
+
 bool LayerInference::Weight(const char* name, Shape shape, double stddev) {
   if (ElementsUpTo(shape, kMaxWeights) > kMaxWeights) {
     return Problem("", TooManyElements(shape, kMaxWeights));

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,9 +18,10 @@ namespace cadre {
 
 // Larger extents are typing errors, and their products would overflow.
 inline constexpr int64_t kMaxExtent = 1 << 20;
-// Limits of the elements of one sample of an activation and of the weights of one layer, so that
-// twice their product does not overflow int64_t.
-inline constexpr int64_t kMaxElements = 1 << 26;
+// Limits of the elements of one sample of an activation and of the weights of one layer, more than
+// the memory of hosts. The operations of layers that multiply extents of at most kMaxExtent by them
+// do not overflow int64_t; LayerInference::Flops checks the others.
+inline constexpr int64_t kMaxElements = int64_t{1} << 36;
 inline constexpr int64_t kMaxWeights = int64_t{1} << 33;
 // Operations of the loss per score.
 inline constexpr int64_t kLossFlops = 5;
@@ -77,6 +79,8 @@ class LayerInference {
   bool Output(Shape shape);
   // The output has the shape of the first input.
   bool OutputLikeInput(int64_t flops_per_element);
+  // Sets the operations per sample to the product; a problem if that is no int64_t.
+  bool Flops(std::initializer_list<int64_t> factors);
   // Adds a parameter; a problem if it has too many elements.
   bool Weight(const char* name, Shape shape, double stddev);
   // Adds a parameter whose initial elements are all equal.

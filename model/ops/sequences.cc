@@ -30,8 +30,7 @@ bool InferAttention(LayerInference& infer) {
   infer.Constant("out_bias", Shape{features}, ParameterRole::kBias, 0);
   infer.layer().output = infer.in();
   // The four projections, and the products with keys and with values.
-  infer.layer().flops = 8 * tokens * features * features + 4 * tokens * tokens * features;
-  return true;
+  return infer.Flops({4, tokens, features, 2 * features + tokens});
 }
 
 bool InferDotProductAttention(LayerInference& infer) {

@@ -108,8 +108,7 @@ bool InferConvolution(LayerInference& infer) {
   const double fan_in = weight[1] * weight[2] * weight[3];
   if (!infer.Weight("weight", weight, std::sqrt(2.0 / fan_in))) return false;
   if (!conv.no_bias()) infer.Constant("bias", Shape{outputs}, ParameterRole::kBias, 0);
-  infer.layer().flops = 2 * infer.layer().output[0] * infer.layer().output[1] * weight.elements();
-  return true;
+  return infer.Flops({2, infer.layer().output[0], infer.layer().output[1], weight.elements()});
 }
 
 // By default, windows are adjacent.
@@ -155,9 +154,7 @@ bool InferPooling(LayerInference& infer, v1::Pooling& pool) {
                    sides ? "kernel_width" : "kernel", pool.ceil_mode())) {
     return false;
   }
-  infer.layer().flops =
-      infer.layer().output.elements() * window.kernel_height * window.kernel_width;
-  return true;
+  return infer.Flops({infer.layer().output.elements(), window.kernel_height, window.kernel_width});
 }
 
 bool InferMaxPool(LayerInference& infer) {

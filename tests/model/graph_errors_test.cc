@@ -27,6 +27,7 @@ v1::Model ModelOf(const std::string& text) {
           {{"SMALL", small},
            {"FEATURES", small + " layer { name: 'f' flatten {} }"},
            {"TOKENS", tokens},
+           {"LARGE", "input { channels: 1 height: 262144 width: 262144 }"},
            {"EMBEDDED", tokens + " layer { name: 'e' embedding { vocabulary: 5 features: 6 } }"},
            {"LOSS", "layer { name: 'loss' softmax_cross_entropy {} }"}}),
       &model));
@@ -286,9 +287,15 @@ TEST(GraphErrorsTest, SizesThatOverflow) {
       {"tokens { length: 1048576 }layer { name: 'e' embedding { vocabulary: 2 features: 8 } }layer "
        "{ name: 'd' input: 'e' input: 'e' dot_product_attention {} } LOSS",
        1, "dot_product_attention", "more than"},
-      {"input { channels: 64 height: 1024 width: 1024 }layer { name: 'a' input: 'input' input: "
+      {"input { channels: 65536 height: 1024 width: 1024 }layer { name: 'a' input: 'input' input: "
        "'input' concat {} } LOSS",
        0, "concat", "more than"},
+      {"LARGE layer { name: 'a' convolution { out_channels: 1 kernel: 65536 } } LOSS", 0,
+       "convolution", "more operations"},
+      {"LARGE layer { name: 'a' max_pool { kernel: 32768 stride: 1 } } LOSS", 0, "max_pool",
+       "more operations"},
+      {"LARGE layer { name: 't' to_tokens {} }layer { name: 'a' attention { heads: 1 } } LOSS", 1,
+       "attention", "more operations"},
   });
 }
 

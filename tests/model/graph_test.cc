@@ -336,6 +336,16 @@ TEST(GraphTest, SampledClasses) {
   }
 }
 
+// The scores of one sample of a language model are as many as its tokens times its vocabulary.
+TEST(GraphTest, ScoresOfLongSequences) {
+  const Graph graph = GraphOf(
+      "tokens { length: 131072 }"
+      "layer { name: 'e' embedding { vocabulary: 128256 features: 8 } }"
+      "layer { name: 'head' fully_connected { out_features: 128256 } }" +
+      std::string(kLoss));
+  EXPECT_EQ(graph[1].output.elements(), int64_t{131'072} * 128'256);
+}
+
 // Attention stores nothing that is quadratic in the tokens, so only its input has a limit.
 TEST(GraphTest, AttentionOfLongSequences) {
   GraphOf(
