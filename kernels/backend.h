@@ -229,6 +229,9 @@ class DenseKernels {
   // dw and db from x and dy. An empty db is not computed.
   virtual void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x,
                                              ConstValues dy, FloatSpan dw, FloatSpan db) = 0;
+  // The same, added to what dw and db hold: for scores that are computed in chunks.
+  virtual void FullyConnectedAddGradients(const FullyConnectedDims& dims, ConstValues x,
+                                          ConstValues dy, FloatSpan dw, FloatSpan db) = 0;
   // a and b have one type; c has that type, or is fp32.
   virtual void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b,
                               Values c) = 0;

@@ -141,6 +141,11 @@ class HostDense final : public DenseKernels, private Caller {
     CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
     this->Call(&Operations::FullyConnectedBackwardWeights, dims, x, dy, dw, db);
   }
+  void FullyConnectedAddGradients(const FullyConnectedDims& dims, ConstValues x, ConstValues dy,
+                                  FloatSpan dw, FloatSpan db) override {
+    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+    this->Call(&Operations::FullyConnectedAddGradients, dims, x, dy, dw, db);
+  }
   void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b,
                       Values c) override {
     CheckLayer(SizesOf(dims), a.size(), b.size(), 0, c.size());

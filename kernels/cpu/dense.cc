@@ -158,6 +158,23 @@ class CpuDense {
     if (!db.empty()) ColumnSums(cpu_.threads, batch, out, dy, db);
   }
 
+  void FullyConnectedAddGradients(const FullyConnectedDims& dims, ConstValues x, ConstValues dy,
+                                  FloatSpan dw, FloatSpan db) {
+    const auto [batch, in, out] = dims;
+    const ScopedThreads threads(cpu_.threads);
+    if (x.type() == DType::kFloat32) {
+      AddMatrixProduct(out, in, batch, 1, {Data<float>(dy), out, true}, {Data<float>(x), in},
+                       dw.data(), in);
+    } else if (batch > 0) {
+      cpu_.Bf16Product({.m = out, .n = in, .k = batch, .transpose_a = true, .add = true}, dy, x, {},
+                       dw);
+    }
+    if (db.empty()) return;
+    std::vector<float> sums(db.size());
+    ColumnSums(cpu_.threads, batch, out, dy, sums);
+    AddTo(std::ssize(sums), sums.data(), db.data());
+  }
+
   void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b, Values c) {
     if (c.empty()) return;
     const auto [batch, m, n, k, transpose_a, transpose_b] = dims;

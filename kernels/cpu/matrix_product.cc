@@ -52,9 +52,15 @@ PrimitiveRun MakeBf16Product(const Bf16ProductDims& dims, const dnnl::engine& en
     const Desc b({dims.k, dims.n}, Type::bf16, dims.transpose_b ? Tag::ba : Tag::ab);
     const Desc c({dims.m, dims.n}, OneDnnType(dims.c), Tag::ab);
     const Desc bias({1, dims.n}, Type::f32, Tag::ab);
+    dnnl::primitive_attr attributes = UserScratchpad();
+    if (dims.add) {
+      dnnl::post_ops sum;
+      sum.append_sum(1);
+      attributes.set_post_ops(sum);
+    }
     const dnnl::matmul::primitive_desc description(
         dims.with_bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c),
-        UserScratchpad(), engine);
+        attributes, engine);
     PrimitiveRun run(engine, dnnl::matmul(description), description.scratchpad_desc());
     run.AddInput(DNNL_ARG_SRC, a, a);
     run.AddInput(DNNL_ARG_WEIGHTS, b, b);

@@ -35,7 +35,7 @@ void AddMatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const Matrix
 bool PartsHaveBitsOfWhole(int64_t k);
 
 // The product of dense row-major bf16 matrices, c[m, n] = a[m, k] b[k, n] + bias[n], with fp32
-// sums.
+// sums; with `add`, it is added to c.
 struct Bf16ProductDims {
   int64_t m = 0, n = 0, k = 0;
   // Stored as [k, m] and [n, k].
@@ -43,6 +43,7 @@ struct Bf16ProductDims {
   bool with_bias = false;
   // fp32, or bf16: then each sum is rounded once.
   DType c = DType::kFloat32;
+  bool add = false;
   friend auto operator<=>(const Bf16ProductDims&, const Bf16ProductDims&) = default;
 };
 

@@ -119,13 +119,15 @@ __global__ void __launch_bounds__(kColumnThreads)
 }
 
 // Where sums over rows are stored, by column. `second` is not used if there is one sum. The sums
-// are also stored as fp32 where `rounded_first` and `rounded_second` are not null.
+// are also stored as fp32 where `rounded_first` and `rounded_second` are not null. `add`: sums are
+// added to what `first` and `second` hold.
 template <typename T>
 struct ColumnResults {
   T* first;
   T* second = nullptr;
   float* rounded_first = nullptr;
   float* rounded_second = nullptr;
+  bool add = false;
 };
 
 // Adds up the bands of partial[bands, columns] and stores the sums of columns [0, split) as first
@@ -148,7 +150,9 @@ __global__ void __launch_bounds__(kColumnThreads)
   for (int strip = 1; strip < 32; ++strip) sum += shared[strip][threadIdx.x];
   const bool is_first = column < split;
   const int64_t at = is_first ? column : column - split;
-  (is_first ? to.first : to.second)[at] = sum;
+  T* const result = (is_first ? to.first : to.second) + at;
+  if (to.add) sum += *result;
+  *result = sum;
   float* const rounded = is_first ? to.rounded_first : to.rounded_second;
   if (rounded != nullptr) rounded[at] = sum;
 }

@@ -255,7 +255,7 @@ absl::Status CublasMath::Run(Plan& plan, const ProductKey& key, ConstValues a, C
   if (key.bias) {
     CADRE_RETURN_IF_ERROR(Status(plan.Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias), key, "bias"));
   }
-  const float alpha = d.alpha, beta = 0;
+  const float alpha = d.alpha, beta = d.add ? 1 : 0;
   for (int64_t i = 0; i < d.outer; ++i) {
     void* const result = c.subspan(i * d.c_outer).data();
     CADRE_RETURN_IF_ERROR(

@@ -111,13 +111,13 @@ void CudaContext::AddBias(int64_t rows, ConstFloatSpan b, Values y) {
   });
 }
 
-void CudaContext::BiasGradient(int64_t rows, ConstValues dy, FloatSpan db) {
+void CudaContext::BiasGradient(int64_t rows, ConstValues dy, FloatSpan db, bool add) {
   if (db.empty()) return;
   const int64_t columns = db.size(), row = PaddedRow("dy", rows, columns, dy.size());
   ByTypeAndWidth(dy.type(), std::gcd(columns, row), {dy.data()}, [&](auto zero, auto group) {
     const BiasTerms terms(Data<decltype(zero)>(dy), row - columns);
     LaunchColumnSums<decltype(group)::value>(device, scratch, "bias gradient", terms, rows, columns,
-                                             ColumnResults<float>{.first = db.data()});
+                                             ColumnResults<float>{.first = db.data(), .add = add});
   });
 }
 

@@ -76,8 +76,9 @@ struct CudaContext {
   ConstValues WeightsAs(DType type, ConstFloatSpan w);
   // y[row, c] += b[c]. No effect if b is empty. Rows of y may be padded.
   void AddBias(int64_t rows, ConstFloatSpan b, Values y);
-  // db[c] = sum of dy[row, c]. No effect if db is empty. Rows of dy may be padded.
-  void BiasGradient(int64_t rows, ConstValues dy, FloatSpan db);
+  // db[c] = sum of dy[row, c]; with `add`, it is added to db. No effect if db is empty. Rows of dy
+  // may be padded.
+  void BiasGradient(int64_t rows, ConstValues dy, FloatSpan db, bool add = false);
 
   // Device memory to which operations that return numbers write them.
   struct Results {

@@ -250,6 +250,22 @@ class CudaDense final : public DenseKernels {
         {}, dw);
   }
 
+  void FullyConnectedAddGradients(const FullyConnectedDims& dims, ConstValues x, ConstValues dy,
+                                  FloatSpan dw, FloatSpan db) override {
+    const int64_t row = PaddedRow("dy", dims.batch, dims.out, dy.size());
+    CheckLayer(PaddedSizesOf(dims, row), x.size(), dw.size(), db.size(), dy.size());
+    if (dims.batch == 0) return;
+    cuda_.BiasGradient(dims.batch, dy, db, /*add=*/true);
+    if (dw.empty()) return;
+    cuda_.math->MatrixProduct({.m = dims.out,
+                               .n = dims.in,
+                               .k = dims.batch,
+                               .transpose_a = true,
+                               .a_row = row,
+                               .add = true},
+                              dy, x, {}, dw);
+  }
+
   void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b,
                       Values c) override {
     const LayerSizes sizes = SizesOf(dims);

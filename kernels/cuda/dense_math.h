@@ -25,7 +25,8 @@ namespace cadre {
 // kernels.
 inline constexpr int64_t kMaxProducts = 65'535;
 
-// c[batch] = op(a)[batch] op(b)[batch] (+ bias), row-major. op(a): [m, k]; op(b): [k, n].
+// c[batch] = op(a)[batch] op(b)[batch] (+ bias), row-major; with `add`, c gets the sum of this and
+// what it holds. op(a): [m, k]; op(b): [k, n].
 struct MatrixProductDims {
   int64_t m = 0, n = 0, k = 0;
   // a is stored as [k, m], b as [n, k].
@@ -40,6 +41,7 @@ struct MatrixProductDims {
   int64_t outer = 1;
   int64_t a_outer = 0, b_outer = 0, c_outer = 0;
   float alpha = 1;
+  bool add = false;
   friend auto operator<=>(const MatrixProductDims&, const MatrixProductDims&) = default;
 };
 

@@ -151,12 +151,19 @@ class ReferenceDense {
 
   void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstFloatSpan x,
                                      ConstFloatSpan dy, FloatSpan dw, FloatSpan db) {
-    std::vector<double> weights(dw.size());
+    std::fill(dw.begin(), dw.end(), 0.0F);
+    std::fill(db.begin(), db.end(), 0.0F);
+    FullyConnectedAddGradients(dims, x, dy, dw, db);
+  }
+
+  void FullyConnectedAddGradients(const FullyConnectedDims& dims, ConstFloatSpan x,
+                                  ConstFloatSpan dy, FloatSpan dw, FloatSpan db) {
+    std::vector<double> weights(dw.begin(), dw.end());
     ForEachProduct(dims, [&](int64_t x_at, int64_t w_at, int64_t y_at) {
       weights[w_at] += Product(x[x_at], dy[y_at]);
     });
     Store(weights, dw);
-    std::vector<double> biases(db.size());
+    std::vector<double> biases(db.begin(), db.end());
     for (size_t i = 0; i < dy.size() && !db.empty(); ++i) biases[i % db.size()] += dy[i];
     Store(biases, db);
   }

@@ -94,6 +94,7 @@ void Multiply(const MatrixProductDims& d, const Matrix& a_at, const Floats& a, c
       double sum = sums[j] * d.alpha;
       if (!bias.empty()) sum += bias[j];
       CHECK_LT(at, c.size());
+      if (d.add) sum += Read(c.subspan(at, 1))[0];
       WriteAt(c, at, sum);
     }
   }

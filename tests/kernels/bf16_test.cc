@@ -258,6 +258,11 @@ TEST_F(Bf16Test, FullyConnected) {
   // Products of bf16 are exact in fp32, and the sums are fp32.
   ExpectNear(got.dw, want.dw, 1e-5);
   ExpectNear(got.db, want.db, 1e-6);
+  Floats dw = got.dw, db = got.db, want_dw = want.dw, want_db = want.db;
+  bf16_->dense().FullyConnectedAddGradients(dims, x, dy, dw, db);
+  reference_->dense().FullyConnectedAddGradients(dims, x, dy, want_dw, want_db);
+  ExpectNear(dw, want_dw, 1e-5);
+  ExpectNear(db, want_db, 1e-6);
 }
 
 TEST_F(Bf16Test, Convolution) {

@@ -47,6 +47,27 @@ TEST_P(FullyConnectedTest, WithoutBatchGradientsAreZero) {
   EXPECT_THAT(out.db, Each(0.0F));
 }
 
+// The gradients of a batch are the sum of those of its parts.
+TEST_P(FullyConnectedTest, GradientsOfPartsAddUp) {
+  const FullyConnectedDims whole{.batch = 11, .in = 17, .out = 5},
+      first{.batch = 4, .in = 17, .out = 5}, second{.batch = 7, .in = 17, .out = 5};
+  const LayerSizes sizes = SizesOf(whole);
+  const Floats x = Eighths(sizes.x, 1), dy = Eighths(sizes.y, 2);
+  const auto rows = [](const Floats& of, int64_t begin, int64_t end) {
+    const auto row = std::ssize(of) / 11;
+    return Floats(of.begin() + begin * row, of.begin() + end * row);
+  };
+  for (const int64_t biases : {int64_t{5}, int64_t{0}}) {
+    Floats want_w = Garbage(sizes.w), want_b = Garbage(biases), dw = want_w, db = want_b;
+    kernels_->dense().FullyConnectedBackwardWeights(whole, x, dy, want_w, want_b);
+    kernels_->dense().FullyConnectedBackwardWeights(first, rows(x, 0, 4), rows(dy, 0, 4), dw, db);
+    kernels_->dense().FullyConnectedAddGradients(second, rows(x, 4, 11), rows(dy, 4, 11), dw, db);
+    kernels_->dense().FullyConnectedAddGradients({.batch = 0, .in = 17, .out = 5}, {}, {}, dw, db);
+    EXPECT_EQ(dw, want_w);
+    EXPECT_EQ(db, want_b);
+  }
+}
+
 TEST(ReferenceFullyConnectedTest, GradientsMatchDifferences) {
   ExpectLayerGradients(FullyConnectedDims{.batch = 3, .in = 5, .out = 4});
 }
