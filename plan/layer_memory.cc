@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "plan/layer_part.h"
+
 namespace cadre {
 namespace {
 
@@ -79,6 +81,11 @@ int64_t ScoreRow(int64_t classes, DType activations) {
   const int64_t bytes = classes * SizeOf(activations);
   if (classes < kMinClasses || bytes % kVectorBytes == 0) return classes;
   return (classes + kColumns - 1) / kColumns * kColumns;
+}
+
+int64_t ScoreRowsAtOnce(int64_t rows, int64_t classes, DType activations) {
+  const int64_t max_rows = std::max<int64_t>(1, kMaxScoreBytes / (classes * SizeOf(activations)));
+  return rows <= max_rows ? rows : LargestPart(rows, LargestPart(rows, max_rows));
 }
 
 LstmDims LstmDimsOf(const GraphLayer& layer, int64_t samples) {

@@ -40,6 +40,9 @@
 // overlaps with the computation of parameter gradients. Buffers of concurrent operations live at
 // the same time.
 //
+// Scores. On the host the loss includes the operations of the layer that computes a large number of
+// scores (FindScorer), so that it needs memory for some rows of them at a time.
+//
 // Afterwards operations are fused (fusion.cc) and memory is assigned (tape_memory.cc). Cost: linear
 // in layers, plus the planning of each move.
 #include "plan/tape.h"
@@ -57,11 +60,6 @@ namespace cadre {
 namespace {
 
 constexpr int kRows = 1;
-
-// The minimum work of an interior that is computed while the halo is received. Receiving a halo
-// takes tens of microseconds even on fast links; with less work, splitting costs more than it
-// saves.
-constexpr int64_t kMinInteriorFlops = 4 << 20;
 
 int64_t Elements(const Box& box) { return box.shape().elements(); }
 
@@ -85,6 +83,7 @@ class TapeBuilder {
     tape_.input = PlacementOf(graph_.input(), InputLayout(graph_, plan_)).box(rank_);
     for (int l = 0; l < graph_.size(); ++l) AddRegion(l);
     tape_.candidates = Candidates(graph_.sampled_layer());
+    if (fusion != Fusion::kOff) FindScorer();
     for (int l = 0; l < graph_.size(); ++l) Forward(l);
     if (tape_.training) {
       for (int l = graph_.size() - 1; l >= 0; --l) Backward(l);
@@ -266,7 +265,7 @@ class TapeBuilder {
       Receive(l, i, move, buffer, moved, forward_order_[l][i]);
       return moved;
     }
-    FindInterior(l, move);
+    FindInterior(graph_[l], move, region(l));
     TapeOp& op = NewOp(TapeOpKind::kMove, l);
     op.with_next = region(l).has_interior();
     op.input = i;
@@ -290,33 +289,6 @@ class TapeBuilder {
            move.steps.back().make.empty();
   }
 
-  // Finds the rows of a convolution that do not need the halo.
-  void FindInterior(int l, const Move& move) {
-    const GraphLayer& layer = graph_[l];
-    LayerRegion& here = region(l);
-    if (layer.kind != LayerKind::kConvolution || move.steps.size() != 1 || move.steps[0].sums) {
-      return;
-    }
-    const Box& needed = here.inputs[0];
-    const Box& held = move.steps[0].have;
-    for (size_t d = 0; d < needed.begin.size(); ++d) {
-      if (d != kRows && (held.begin[d] > needed.begin[d] || held.end[d] < needed.end[d])) return;
-    }
-    int64_t begin = here.output.begin[kRows];
-    int64_t end = here.output.end[kRows];
-    const auto is_held = [&](int64_t row) {
-      const Box rows = here.InputRowsFor(layer.window, row, row + 1);
-      return rows.begin[kRows] >= held.begin[kRows] && rows.end[kRows] <= held.end[kRows];
-    };
-    while (begin < end && !is_held(begin)) ++begin;
-    while (begin < end && !is_held(end - 1)) --end;
-    const int64_t rows = here.OutputRows(begin, end).shape().elements();
-    if (rows == 0 || layer.flops / layer.output.elements() * rows < kMinInteriorFlops) return;
-    here.held = held;
-    here.interior_begin = begin;
-    here.interior_end = end;
-  }
-
   void Forward(int l) {
     const GraphLayer& layer = graph_[l];
     std::vector<int> x;
@@ -330,6 +302,7 @@ class TapeBuilder {
     y_.push_back(TapeOp::kNone);
     dy_.push_back(TapeOp::kNone);
     if (layer.kind == LayerKind::kSoftmaxCrossEntropy) return Loss(l);
+    if (l == scorer_) return;
     const LayerMemory memory = IsHere(l) ? MemoryOf(l) : LayerMemory();
     if (memory.saved > 0) saved_.back() = NewBuffer(l, "saved", memory.saved_type, memory.saved);
     y_.back() = NewBuffer(l, "y", tape_.activations, OutputElements(l));
@@ -349,20 +322,50 @@ class TapeBuilder {
   int64_t OutputElements(int l) const {
     const Shape output = tape_.regions[l].output.shape();
     const int64_t columns = output.dims().back();
-    if (!ReadByLossAlone(l) || columns == 0) return output.elements();
+    if (device_ != v1::Cluster::CUDA || !ReadByLossAlone(l) || columns == 0) {
+      return output.elements();
+    }
     return output.elements() / columns * ScoreRow(columns, tape_.activations);
   }
 
   // Whether a fully connected layer's output is the loss's input on this rank, and the loss's
-  // gradient that of the layer's output, on a GPU. The rows of no other output may be padded.
+  // gradient that of the layer's output. On GPUs the rows of no other output may be padded.
   bool ReadByLossAlone(int l) const {
     const int loss = graph_.size() - 1;
-    return device_ == v1::Cluster::CUDA && graph_[l].kind == LayerKind::kFullyConnected &&
-           graph_[l].sampled_classes == 0 && graph_.consumers(l) == std::vector<int>{loss} &&
-           KeepsAll(MoveOfInput(loss, 0)) && KeepsAll(MoveOfGradient(loss, 0));
+    return graph_[l].kind == LayerKind::kFullyConnected && graph_[l].sampled_classes == 0 &&
+           graph_.consumers(l) == std::vector<int>{loss} && KeepsAll(MoveOfInput(loss, 0)) &&
+           KeepsAll(MoveOfGradient(loss, 0));
+  }
+
+  // The gradients of the scorer's parameters are complete after the loss, and the next forward pass
+  // overwrites them; in a pipeline that may precede this pass's backward.
+  void FindScorer() {
+    const int l = graph_.layers().back().inputs[0];
+    const bool placed = std::any_of(plan_.layers.begin(), plan_.layers.end(),
+                                    [](const LayerLayouts& each) { return !each.at.empty(); });
+    if (device_ == v1::Cluster::CUDA || placed || l == Graph::kInput || !ReadByLossAlone(l)) return;
+    const Shape scores = region(l).output.shape();
+    if (scores.elements() == 0) return;
+    const int64_t rows = scores.elements() / scores.dims().back();
+    chunk_rows_ = ScoreRowsAtOnce(rows, scores.dims().back(), tape_.activations);
+    if (chunk_rows_ < rows) scorer_ = l;
+  }
+
+  void LossInChunks(int l) {
+    const int64_t elements = chunk_rows_ * graph_[scorer_].output.dims().back();
+    const int scores = NewBuffer(scorer_, "scores", tape_.activations, elements);
+    const bool wanted = tape_.training && NeedsGradient(graph_[scorer_].inputs[0]);
+    scorer_dx_ = wanted ? NewActivations(scorer_, "dx", region(scorer_).inputs[0]) : TapeOp::kNone;
+    TapeOp& op = NewOp(TapeOpKind::kLoss, l);
+    op.x = x_[scorer_];
+    op.dx = {scorer_dx_};
+    op.scratch = scores;
+    op.scorer = scorer_;
+    op.chunk_rows = chunk_rows_;
   }
 
   void Loss(int l) {
+    if (scorer_ != TapeOp::kNone) return LossInChunks(l);
     // As many as the scores have, which may be padded.
     const int scores = x_.back()[0];
     const int64_t elements =
@@ -449,6 +452,11 @@ class TapeBuilder {
     if (!needs_gradient_[l] || layer.kind == LayerKind::kSoftmaxCrossEntropy) return;
     CompleteGradient(l);
     order_ = backward_order_[l];
+    if (l == scorer_) {
+      NewOp(TapeOpKind::kBackward, l).in_loss = true;
+      if (scorer_dx_ != TapeOp::kNone) MoveGradient(l, 0, scorer_dx_);
+      return;
+    }
     const int dy = dy_[l];
     if (layer.kind == LayerKind::kAdd) {
       // The gradient of every addend equals the gradient of the sum.
@@ -549,6 +557,10 @@ class TapeBuilder {
   };
   // By layer.
   std::vector<std::vector<Term>> pending_;
+  // As in TapeOp; the gradient of the scorer's input.
+  int scorer_ = TapeOp::kNone;
+  int64_t chunk_rows_ = 0;
+  int scorer_dx_ = TapeOp::kNone;
   Tape tape_;
   // Buffers by layer.
   std::vector<std::vector<int>> x_;

@@ -43,7 +43,7 @@ struct TapeBuffer {
 enum class TapeOpKind {
   kMove,          // x[0] -> y, by `move`
   kForward,       // x -> y (and saved)
-  kLoss,          // x[0] -> dx[0]; dx is kNone in evaluation
+  kLoss,          // x[0] -> dx[0]; dx is kNone in evaluation. Or with the layer before: `scorer`
   kBackward,      // x, y, saved, dy -> dx
   kMoveGradient,  // x[0] -> y, by `move`
   kSend,          // sends x[0] (through scratch) by the only step of `move`, in the background
@@ -80,6 +80,13 @@ struct TapeOp {
   int other_dy = kNone;
   int total_dy = kNone;
   bool adds_dx = false;
+  // kLoss: the layer that computes the scores, if this operation includes those of that layer. It
+  // computes `chunk_rows` rows of scores at a time, in `scratch`; x[0] is the layer's input, and
+  // dx[0] the gradient of that. The layer's own operation kBackward (`in_loss`) then only marks the
+  // place at which its gradients are used.
+  int scorer = kNone;
+  int64_t chunk_rows = 0;
+  bool in_loss = false;
   // Whether the result may overwrite an operand that has no later use; they become one buffer.
   bool in_place = false;
   Move move;
@@ -111,6 +118,9 @@ struct LayerRegion {
   Box InputRowsFor(const Window& window, int64_t begin, int64_t end) const;
 };
 
+// Finds the rows of a convolution's output that do not need the halo that `move` receives.
+void FindInterior(const GraphLayer& layer, const Move& move, LayerRegion& region);
+
 struct Tape {
   int64_t samples = 0;
   bool training = false;
@@ -139,7 +149,8 @@ Layout InputLayout(const Graph& graph, const Plan& plan);
 // parameters.
 std::vector<bool> LayersWithGradient(const Graph& graph);
 
-// Which operations are fused (fusion.cc). The results have the same bits.
+// Which operations are fused (fusion.cc), and whether scores are computed in chunks. The results
+// have the same bits, except gradients that are added up over chunks.
 enum class Fusion {
   // None, for tests.
   kOff,

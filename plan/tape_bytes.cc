@@ -21,7 +21,7 @@ class ByteCounter {
       case TapeOpKind::kAdd:
         return Sum(op_.x);
       case TapeOpKind::kLoss:
-        return Of(op_.x) + Of(op_.dx);
+        return Of(op_.x) + Of(op_.dx) + Scores();
       default:
         return Of(op_.x) + Of(op_.y);
     }
@@ -38,6 +38,13 @@ class ByteCounter {
   int64_t Of(const std::vector<int>& buffers) const {
     return std::accumulate(buffers.begin(), buffers.end(), int64_t{0},
                            [this](int64_t sum, int buffer) { return sum + Of(buffer); });
+  }
+
+  // Those that are computed in chunks: forward writes them, the loss and backward read them.
+  int64_t Scores() const {
+    if (op_.scorer == TapeOp::kNone) return 0;
+    const int64_t scores = tape_.regions[op_.scorer].output.shape().elements();
+    return 3 * scores * SizeOf(tape_.activations);
   }
 
   // Addends are added to y one by one; the first is copied to it if none is in its place.

@@ -64,13 +64,53 @@ int64_t WithPaddedRows(const PlanProblem& problem, int64_t elements, int64_t col
   return elements / columns * ScoreRow(columns, ActivationType(problem));
 }
 
+// The layer that computes the loss's scores, if nothing else reads them.
+int ScorerOf(const Graph& graph) {
+  const int loss = graph.size() - 1;
+  const int scorer = graph[loss].inputs[0];
+  const bool alone = scorer != Graph::kInput && graph.consumers(scorer) == std::vector<int>{loss};
+  return alone ? scorer : Graph::kNoLayer;
+}
+
 // Whether the gradient of the loss overwrites the scores that the layer before has computed. With
 // several ranks the scores may have to be moved, which depends on the split of that layer, too.
 bool OverwritesScores(const PlanProblem& problem, const GraphLayer& layer) {
   if (problem.ranks > 1 || layer.kind != LayerKind::kSoftmaxCrossEntropy) return false;
-  const int producer = layer.inputs[0];
-  return producer != Graph::kInput && problem.graph->consumers(producer).size() == 1 &&
-         !Describe((*problem.graph)[producer].kind).saved.y;
+  const int scorer = ScorerOf(*problem.graph);
+  return scorer != Graph::kNoLayer && !Describe((*problem.graph)[scorer].kind).saved.y;
+}
+
+// The rows of scores that the host computes at a time, if the samples are divided among all ranks
+// (plan/tape.cc); 0: they are all in memory, as they are on GPUs.
+int64_t ChunkRows(const PlanProblem& problem) {
+  const Graph& graph = *problem.graph;
+  const int scorer = ScorerOf(graph);
+  if (problem.device == v1::Cluster::CUDA || !problem.pins.at.empty() ||
+      scorer == Graph::kNoLayer || graph[scorer].kind != LayerKind::kFullyConnected ||
+      graph[scorer].sampled_classes > 0) {
+    return 0;
+  }
+  const int64_t classes = graph[scorer].output.dims().back();
+  const int64_t rows = LargestPart(LargestMicroBatch(problem), problem.ranks) *
+                       (graph[scorer].output.elements() / classes);
+  const int64_t at_once = ScoreRowsAtOnce(rows, classes, ActivationType(problem));
+  return at_once < rows ? at_once : 0;
+}
+
+// The larger of input and output. Whether the scores are computed in chunks depends on the splits
+// of the scorer and of the loss, and each of the two counts for itself: if one divides the samples
+// among all ranks and the other does not, the other counts the scores twice.
+int64_t TransientWords(const PlanProblem& problem, const GraphLayer& layer, const Parts& input,
+                       const Parts& output, int64_t input_words, int64_t output_words) {
+  const int64_t words = std::max(input_words, output_words);
+  const int64_t rows = ChunkRows(problem);
+  const bool is_loss = layer.kind == LayerKind::kSoftmaxCrossEntropy;
+  if (rows == 0 || (!is_loss && &(*problem.graph)[ScorerOf(*problem.graph)] != &layer)) {
+    return words;
+  }
+  if ((is_loss ? input : output)[0] < problem.ranks) return 2 * words;
+  const int64_t chunk = Words(problem, rows * layer.output.dims().back());
+  return is_loss ? 0 : std::max(input_words, chunk);
 }
 
 // Elements of batches that are being uploaded to a GPU, two in the type of the loader and one for
@@ -181,8 +221,10 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   const int64_t input_words = ReadsInput(layer) && problem.graph->takes_tokens()
                                   ? input_elements
                                   : Words(problem, input_elements);
-  const int64_t transient =
-      OverwritesScores(problem, layer) ? 0 : std::max(input_words, Words(problem, output_elements));
+  const int64_t transient = OverwritesScores(problem, layer)
+                                ? 0
+                                : TransientWords(problem, layer, inputs[0], output, input_words,
+                                                 Words(problem, output_elements));
   LayerExtents here = {.samples = LargestPart(samples, output[0]),
                        .output = output_elements,
                        .features = features,

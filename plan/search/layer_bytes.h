@@ -7,7 +7,8 @@
 //                of the loss's scores, and the batches that are uploaded
 //   transient    the larger of input and output, a second time: for buffers that exist only while
 //                the layer runs, such as a received input or gradient and packed messages; none of
-//                the loss on one rank, since its gradient overwrites the scores
+//                the loss on one rank, since its gradient overwrites the scores; of scores that
+//                the host takes in chunks, a chunk
 //
 // plan/memory.h computes the exact memory of one rank, which is less, since buffers share memory.
 //

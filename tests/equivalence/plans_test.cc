@@ -126,6 +126,36 @@ TEST(Halo, OverlapsWithInterior) {
   }
 }
 
+// Ranks whose scores are all of a row compute them in chunks, and others do not.
+TEST(ManyScores, EqualOneRankInChunks) {
+  const auto spec = Parse<v1::RunSpec>(R"(
+        model {
+          tokens { length: 256 }
+          layer { name: "embed" embedding { vocabulary: 60000 features: 3 } }
+          layer { name: "norm" layer_norm {} }
+          layer { name: "fc" fully_connected { out_features: 60000 } }
+          layer { name: "loss" softmax_cross_entropy {} }
+        }
+        optimizer { sgd {} }
+        batch_per_group: 2
+        seed: 1
+      )");
+  const Graph graph = *Graph::FromModel(spec.model());
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  const GroupResult one = Train(spec, PlanOf(spec, 1, 1, 1), 3);
+  for (const bool sharded : {false, true}) {
+    const v1::Plan proto = sharded ? PlanOf(spec, 1, 1, 2) : PlanOf(spec, 2, 1, 1);
+    const Plan plan = *PlanFromProto(proto, graph, index);
+    const Tape tape = MakeTape(graph, plan, /*rank=*/1, 2, /*training=*/true);
+    const bool in_chunks = std::any_of(tape.ops.begin(), tape.ops.end(),
+                                       [](const TapeOp& op) { return op.scorer != TapeOp::kNone; });
+    EXPECT_EQ(in_chunks, !sharded);
+    const GroupResult many = Train(spec, proto, 3);
+    ASSERT_FALSE(HasFailure());
+    EXPECT_LT(Error(spec, one, many), kTolerance) << sharded;
+  }
+}
+
 class Optimizers : public testing::TestWithParam<std::string> {};
 
 // Clipping and LARS need norms of a model of which every rank holds a part.

@@ -1,5 +1,7 @@
-// The memory that tapes of GPUs have for scores: those of attention, and those of the loss.
+// The memory that tapes have for scores: on GPUs those of attention; those of the loss.
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "plan/layer_memory.h"
 #include "plan/plan.h"
@@ -108,6 +110,70 @@ TEST_F(ManyClassesTapeTest, RowsOfScoresArePaddedOnGpus) {
     EXPECT_EQ(Scores(PlanSplitting("out", 2), v1::Cluster::CUDA, training), part);
     EXPECT_EQ(Scores(PlanSplitting("in", 2), v1::Cluster::CUDA, training), 6 * 4 * 515);
   }
+}
+
+constexpr char kManyScores[] = R"(model {
+  tokens { length: 100 }
+  layer { name: "embed" embedding { vocabulary: 60000 features: 6 } }
+  layer { name: "fc" fully_connected { out_features: 60000 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+})";
+
+class ChunksTapeTest : public testing::TapeFixture {
+ protected:
+  ChunksTapeTest() : TapeFixture(kManyScores) {}
+
+  Tape TapeOf(const Plan& plan, bool training, v1::Cluster::Device device = v1::Cluster::CPU,
+              Fusion fusion = Fusion::kHost) {
+    return MakeTape(graph_, plan, 0, 4, training, DType::kFloat32, fusion, device);
+  }
+  static bool HasChunks(const Tape& tape) {
+    return std::any_of(tape.ops.begin(), tape.ops.end(),
+                       [](const TapeOp& op) { return op.scorer != TapeOp::kNone; });
+  }
+};
+
+TEST(ScoreRowsAtOnceTest, ChunksAreEqualAndWithinTheLimit) {
+  const auto rows = [](int64_t all) { return ScoreRowsAtOnce(all, 60'000, DType::kFloat32); };
+  EXPECT_EQ(rows(209), 209) << "they fit";
+  EXPECT_EQ(rows(210), 105);
+  EXPECT_EQ(rows(4096), 205);
+  EXPECT_EQ(rows(0), 0);
+  EXPECT_EQ(ScoreRowsAtOnce(4096, int64_t{1} << 30, DType::kBFloat16), 1) << "at least one";
+}
+
+TEST_F(ChunksTapeTest, LossTakesScoresOfManyClassesInChunks) {
+  for (const bool training : {true, false}) {
+    const Tape tape = TapeOf(PlanSplitting("samples", 1), training);
+    testing::ExpectLiveBuffersDoNotOverlap(tape);
+    const TapeOp& loss = Find(tape, TapeOpKind::kLoss, "loss");
+    EXPECT_EQ(graph_[loss.scorer].name, "fc");
+    EXPECT_EQ(loss.chunk_rows, 200);
+    EXPECT_EQ(tape.buffers[loss.scratch].elements, 200 * 60'000);
+    EXPECT_EQ(loss.x[0], Find(tape, TapeOpKind::kForward, "embed").y);
+    EXPECT_LT(4 * tape.words, kMaxScoreBytes + 1'000'000);
+    for (const TapeOp& op : tape.ops) {
+      EXPECT_FALSE(op.kind == TapeOpKind::kForward && op.layer == loss.scorer);
+    }
+    if (!training) {
+      EXPECT_EQ(loss.dx[0], TapeOp::kNone);
+      continue;
+    }
+    EXPECT_TRUE(Find(tape, TapeOpKind::kBackward, "fc").in_loss);
+    EXPECT_EQ(Find(tape, TapeOpKind::kBackward, "embed").dy, loss.dx[0]);
+    EXPECT_EQ(BytesMoved(graph_, tape, loss), 4 * (3 * 400 * 60'000 + 2 * 400 * 6));
+    EXPECT_EQ(BytesMoved(graph_, tape, Find(tape, TapeOpKind::kBackward, "fc")), 0);
+  }
+}
+
+TEST_F(ChunksTapeTest, ScoresAreWholeWhereTheyMustBe) {
+  EXPECT_FALSE(HasChunks(TapeOf(PlanSplitting("samples", 2), true))) << "few enough";
+  EXPECT_FALSE(HasChunks(TapeOf(PlanSplitting("out", 2), true))) << "parts of rows";
+  EXPECT_FALSE(HasChunks(TapeOf(PlanSplitting("in", 2), true))) << "addends of scores";
+  const Plan whole = PlanSplitting("samples", 1);
+  EXPECT_FALSE(HasChunks(TapeOf(whole, true, v1::Cluster::CUDA)));
+  EXPECT_FALSE(HasChunks(TapeOf(whole, true, v1::Cluster::CPU, Fusion::kOff)));
+  EXPECT_FALSE(HasChunks(TapeOf(testing::PlanPlacing(graph_, "embed"), true))) << "a pipeline";
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace cadre {
 namespace {
 
 // Its input is [samples, in] or [samples, tokens, in]; in both cases it applies to every row.
-class FullyConnected final : public Layer, public GradientParts {
+class FullyConnected final : public Layer, public GradientParts, public RowParts {
  public:
   explicit FullyConnected(LayerSetting setting) : kernels_(setting.kernels) {
     const bool tied = setting.layer.tied_to != GraphLayer::kNotTied;
@@ -52,7 +52,35 @@ class FullyConnected final : public Layer, public GradientParts {
     return absl::OkStatus();
   }
 
+  RowParts* row_parts() override { return this; }
+
+  void ForwardRows(Interval rows, ConstValues x, Values y) override {
+    kernels_.dense().FullyConnectedForward(DimsOf(rows), InputRows(rows, x), weight_.value,
+                                           adds_bias_ ? bias_.value : std::span<float>(), y);
+  }
+
+  void BackwardRows(Interval rows, ConstValues x, ConstValues dy, Values dx) override {
+    const FullyConnectedDims dims = DimsOf(rows);
+    if (rows.begin == 0) {
+      kernels_.dense().FullyConnectedBackwardWeights(dims, InputRows(rows, x), dy, weight_.gradient,
+                                                     bias_.gradient);
+    } else {
+      kernels_.dense().FullyConnectedAddGradients(dims, InputRows(rows, x), dy, weight_.gradient,
+                                                  bias_.gradient);
+    }
+    if (dx.empty()) return;
+    kernels_.dense().FullyConnectedBackwardData(dims, dy, weight_.value, InputRows(rows, dx));
+  }
+
  private:
+  FullyConnectedDims DimsOf(Interval rows) const {
+    return {.batch = rows.size(), .in = dims_.in, .out = dims_.out};
+  }
+  template <typename T>
+  T InputRows(Interval rows, T of_all) const {
+    return of_all.subspan(rows.begin * dims_.in, rows.size() * dims_.in);
+  }
+
   Backend& kernels_;
   FullyConnectedDims dims_;
   LocalTensor weight_;

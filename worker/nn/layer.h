@@ -22,6 +22,7 @@
 #include "model/graph.h"
 #include "model/op_indices.h"
 #include "plan/tape.h"
+#include "tensor/interval.h"
 #include "tensor/values.h"
 
 namespace cadre {
@@ -92,6 +93,17 @@ class GradientParts {
   virtual absl::Status BackwardParameters(const LayerTensors& t) = 0;
 };
 
+// A layer that computes any of its rows without the others, for a loss that takes its scores in
+// chunks (TapeOp::scorer). `x`, `dx`: of all rows; `y`, `dy`: of `rows`.
+class RowParts {
+ public:
+  virtual ~RowParts() = default;
+  virtual void ForwardRows(Interval rows, ConstValues x, Values y) = 0;
+  // Adds to the gradients of the parameters what these rows contribute; those of the rows from 0 on
+  // replace them. An empty dx is not computed.
+  virtual void BackwardRows(Interval rows, ConstValues x, ConstValues dy, Values dx) = 0;
+};
+
 class Layer {
  public:
   virtual ~Layer() = default;
@@ -105,6 +117,7 @@ class Layer {
   // Null: the layer cannot split the work.
   virtual HaloParts* halo_parts() { return nullptr; }
   virtual GradientParts* gradient_parts() { return nullptr; }
+  virtual RowParts* row_parts() { return nullptr; }
 };
 
 // The constructor arguments of a layer.

@@ -19,6 +19,10 @@
 // only the contents of fixed memory (batch, position) may differ between passes. When the lifetime
 // of a buffer has ended, any later operation may overwrite it.
 //
+// Scores in chunks. The loss computes the scores of a large vocabulary itself, some rows at a time,
+// with the gradients of the layer that they belong to (TakeLossInChunks), so that they are never in
+// memory as a whole.
+//
 // Pipelines. A step plays passes of several micro-batches in the order of plan/pipeline.h. Each
 // micro-batch in flight has its own block of memory. Messages of all passes of a step are declared
 // when it begins, numbered by the position of the pass that receives them. On devices, what ranks
@@ -203,6 +207,11 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch, bool trainin
     if (op.kind != TapeOpKind::kForward) continue;
     if (!kernels_.memory().AllFinite(Buffer(program, op.y))) first = std::min(first, op.layer);
   }
+  if (const TapeOp& loss = program.tape.ops[program.forward_ops]; loss.scorer != TapeOp::kNone) {
+    ForEachChunk(program, loss, [&](Interval /*rows*/, Values scores) {
+      if (!kernels_.memory().AllFinite(scores)) first = std::min(first, loss.scorer);
+    });
+  }
   CADRE_RETURN_IF_ERROR(EndStep());
   CADRE_RETURN_IF_ERROR(device_.status());
   return first;
@@ -304,7 +313,7 @@ absl::Status Network::PlayOp(Program& program, const TapeOp& op, const PassConte
   const absl::Status status = DoOp(program, op, pass);
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   if (IsMove(op)) seconds_moving_ += seconds;
-  if (observer_ != nullptr) observer_->Played(program.tape, op, start, seconds);
+  if (observer_ != nullptr && !op.in_loss) observer_->Played(program.tape, op, start, seconds);
   return status;
 }
 
@@ -322,6 +331,7 @@ absl::Status Network::DoOp(Program& program, const TapeOp& op, const PassContext
     case TapeOpKind::kForward:
       return program.layers[op.layer]->Forward(pass, TensorsOf(program, op));
     case TapeOpKind::kBackward:
+      if (op.in_loss) return absl::OkStatus();
       return program.layers[op.layer]->Backward(pass, TensorsOf(program, op));
     case TapeOpKind::kAdd:
       kernels_.pointwise().Sum(Buffer(program, op.x[0]), Buffer(program, op.x[1]),
@@ -360,10 +370,71 @@ PassContext Network::TrainingPass(double share) const {
           .candidate_offsets = candidates.subspan(candidates.size() / 2)};
 }
 
-absl::Status Network::TakeLoss(const Program& program, float loss_scale) {
+void Network::ForEachChunk(Program& program, const TapeOp& op,
+                           absl::FunctionRef<void(Interval rows, Values scores)> use) {
+  CHECK(device_.is_host());
+  RowParts& layer = *program.layers[op.scorer]->row_parts();
+  for (int64_t row = 0; row < program.label_rows; row += op.chunk_rows) {
+    const Interval rows{row, std::min(program.label_rows, row + op.chunk_rows)};
+    const Values scores = Buffer(program, op.scratch).subspan(0, rows.size() * program.classes);
+    layer.ForwardRows(rows, Input(program, op.x[0]), scores);
+    use(rows, scores);
+  }
+}
+
+absl::Status Network::TakeLossInChunks(Program& program, const TapeOp& op, float loss_scale) {
+  if (listener_ != nullptr) CADRE_RETURN_IF_ERROR(listener_->BeforeForward(op.scorer));
+  programs_.LabelAllocations(op.scorer);
+  const bool training = program.tape.training;
+  RowParts& layer = *program.layers[op.scorer]->row_parts();
+  const float smoothing = graph_.layers().back().settings.softmax_cross_entropy().label_smoothing();
+  const std::span<const int32_t> labels = programs_.batches().labels();
+  const absl::Time begin = Now();
+  absl::Time computed = begin;
+  absl::Duration forward, losses, backward;
+  double sums[2] = {};
+  ForEachChunk(program, op, [&](Interval rows, Values scores) {
+    const absl::Time start = Now();
+    forward += start - computed;
+    const LossSums found = kernels_.pointwise().SoftmaxCrossEntropy(
+        rows.size(), program.classes, smoothing, scores, labels.subspan(rows.begin, rows.size()),
+        loss_scale, training ? scores : Values());
+    sums[0] += found.loss;
+    sums[1] += found.correct;
+    computed = Now();
+    losses += computed - start;
+    if (!training) return;
+    const absl::Time found_at = computed;
+    layer.BackwardRows(rows, Input(program, op.x[0]), scores, Buffer(program, op.dx[0]));
+    computed = Now();
+    backward += computed - found_at;
+  });
+  std::copy_n(sums, 2, sums_.span().begin());
+  if (observer_ != nullptr) ObserveChunks(program.tape, op, begin, forward, losses, backward);
+  return device_.status();
+}
+
+// As if the operations had been played one after the other.
+void Network::ObserveChunks(const Tape& tape, const TapeOp& op, absl::Time begin,
+                            absl::Duration forward, absl::Duration losses,
+                            absl::Duration backward) {
+  TapeOp of_scorer;
+  of_scorer.kind = TapeOpKind::kForward;
+  of_scorer.layer = op.scorer;
+  of_scorer.x = op.x;
+  observer_->Played(tape, of_scorer, begin, absl::ToDoubleSeconds(forward));
+  observer_->Played(tape, op, begin + forward, absl::ToDoubleSeconds(losses));
+  if (!tape.training) return;
+  of_scorer.kind = TapeOpKind::kBackward;
+  of_scorer.dx = op.dx;
+  observer_->Played(tape, of_scorer, begin + forward + losses, absl::ToDoubleSeconds(backward));
+}
+
+absl::Status Network::TakeLoss(Program& program, float loss_scale) {
   const TapeOp& op = program.tape.ops[program.forward_ops];
   CHECK_EQ(std::ssize(programs_.batches().labels()), program.label_rows) << "what was loaded";
   const AllocationLabel allocation_label(device_);
+  if (op.scorer != TapeOp::kNone) return TakeLossInChunks(program, op, loss_scale);
   programs_.LabelAllocations(op.layer);
   const absl::Time start = Now();
   const v1::SoftmaxCrossEntropy& settings = graph_.layers().back().settings.softmax_cross_entropy();

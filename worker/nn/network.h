@@ -19,6 +19,7 @@
 #include <memory>
 #include <span>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -57,8 +58,10 @@ inline bool IsMove(const TapeOp& op) {
          op.kind == TapeOpKind::kSend || op.kind == TapeOpKind::kReceive;
 }
 
-// Callbacks after every operation of a tape, for profiles and traces. On devices the host
-// synchronizes before and after each operation while there is an observer, so nothing overlaps.
+// Callbacks after every operation of a tape, and after the parts of a loss that takes its scores in
+// chunks (the operations of their layer, and the loss), for profiles and traces. On devices the
+// host synchronizes before and after each operation while there is an observer, so nothing
+// overlaps.
 class TapeObserver {
  public:
   virtual ~TapeObserver() = default;
@@ -179,7 +182,15 @@ class Network {
   absl::Status DoOp(Program& program, const TapeOp& op, const PassContext& pass);
   PassContext TrainingPass(double share) const;
   // Enqueues the loss; its sums are written to sums_.
-  absl::Status TakeLoss(const Program& program, float loss_scale);
+  absl::Status TakeLoss(Program& program, float loss_scale);
+  // The same for a loss that takes its scores in chunks, with their layer. Requires: a host.
+  absl::Status TakeLossInChunks(Program& program, const TapeOp& op, float loss_scale);
+  // Computes the scores of such a loss, a chunk after the other.
+  void ForEachChunk(Program& program, const TapeOp& op,
+                    absl::FunctionRef<void(Interval rows, Values scores)> use);
+  // Reports the parts of a loss that takes its scores in chunks. Requires: an observer.
+  void ObserveChunks(const Tape& tape, const TapeOp& op, absl::Time begin, absl::Duration forward,
+                     absl::Duration losses, absl::Duration backward);
   // The time at which the enqueued work is done; on devices without an observer absl::Time(),
   // because reading it would block.
   absl::Time Now();

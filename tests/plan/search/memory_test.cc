@@ -126,6 +126,37 @@ TEST(MemoryTest, GradientOfTheLossTakesNoMemory) {
   }
 }
 
+// Ranks that divide the samples compute scores in chunks; others have them as a whole.
+TEST(MemoryTest, BoundsScoresInChunks) {
+  const v1::RunSpec spec = testing::SpecOf(R"(
+    optimizer { sgd {} }
+    batch_per_group: 8
+    model {
+      tokens { length: 500 }
+      layer { name: "embed" embedding { vocabulary: 30000 features: 2 } }
+      layer { name: "head" fully_connected { out_features: 30000 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    })");
+  constexpr int64_t kScores = int64_t{4} * 8 * 500 * 30'000;
+  for (const int ranks : {1, 2, 4}) {
+    const OwnedProblem owned = WithSettings(testing::ProblemOfSpec(spec, ranks));
+    for (const char* index : {"samples", "out"}) {
+      if (ranks == 1 && std::string(index) == "out") continue;
+      Plan plan{.mesh = ranks == 1 ? Mesh() : Mesh({{"axis", ranks}})};
+      for (const GraphLayer& layer : owned.graph->layers()) {
+        auto layouts = LayOut(layer, plan.mesh, {{index, {"axis"}}});
+        if (ranks == 1 || !layouts.ok()) layouts = LayOut(layer, plan.mesh, {});
+        plan.layers.push_back(*std::move(layouts));
+      }
+      plan.buckets = MakeBuckets(plan.layers, plan.mesh, *owned.index);
+      const int64_t bound = testing::PlanBytes(owned.problem, plan);
+      const int64_t planned = PlannedBytes(owned, plan);
+      EXPECT_GE(bound, planned) << ranks << index;
+      EXPECT_EQ(bound < kScores / ranks / 2, std::string(index) == "samples") << ranks << index;
+    }
+  }
+}
+
 // The bound counts what attention has on GPUs.
 TEST(MemoryTest, BoundsScoresOfAttentionOnGpus) {
   v1::RunSpec spec = testing::SpecOf(R"(

@@ -7,13 +7,16 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "model/class_sampler.h"
+#include "plan/layer_memory.h"
 #include "tests/base/expect.h"
 #include "tests/worker/nn/one_rank.h"
 
@@ -90,6 +93,53 @@ TEST_P(NetworkFusion, KeepsBits) {
     }
     EXPECT_EQ(fused.network().Evaluate(fused.batch())->loss,
               separate.network().Evaluate(separate.batch())->loss);
+  }
+}
+
+TEST_P(NetworkFusion, ScoresInChunksGiveTheSame) {
+  for (const char* model : {testing::kManyScores, testing::kManyTiedScores}) {
+    const std::unique_ptr<Backend> first = Make(), second = Make();
+    if (first == nullptr) GTEST_SKIP() << "the processor lacks AVX512_BF16";
+    OneRank chunks(model, *first), whole(model, *second);
+    whole.network().set_fusion(Fusion::kOff);
+    const double loss = whole.Loss();
+    EXPECT_NEAR(chunks.Loss(), loss, 1e-9 * loss) << "products may round scores differently";
+    EXPECT_EQ(chunks.LossOfLastPass().correct, whole.LossOfLastPass().correct);
+    EXPECT_EQ(chunks.loss_of_pass().backward(), whole.loss_of_pass().backward());
+    for (int b = 0; b < whole.store().buckets(); ++b) {
+      const auto gradients = [b](OneRank& rank) {
+        return std::vector<float>(rank.store().gradients(b).begin(),
+                                  rank.store().gradients(b).end());
+      };
+      EXPECT_LT(testing::RelativeDistance(gradients(chunks), gradients(whole)), 1e-6);
+    }
+    EXPECT_NEAR(chunks.network().Evaluate(chunks.batch())->loss,
+                whole.network().Evaluate(whole.batch())->loss, 1e-9 * loss / whole.loss_scale());
+    const int64_t scores = kSamples * 128 * 66'000 * SizeOf(first->activation_type());
+    EXPECT_LT(chunks.network().activation_bytes(), kMaxScoreBytes + scores / 20);
+    EXPECT_GT(whole.network().activation_bytes(), scores);
+  }
+}
+
+// The observer of a step learns how long the layer took, and how long the loss.
+TEST(Network, ScoresInChunksAreObservedAsOperationsOfTheirLayer) {
+  class KindsOfLayers final : public TapeObserver {
+   public:
+    void Played(const Tape& /*tape*/, const TapeOp& op, absl::Time /*begin*/,
+                double seconds) override {
+      if (seconds > 0) kinds.emplace(op.layer, op.kind);
+    }
+    std::multiset<std::pair<int, TapeOpKind>> kinds;
+  };
+  const std::unique_ptr<Backend> kernels = MakeCpuBackend(/*threads=*/2);
+  OneRank rank(testing::kManyScores, *kernels);
+  KindsOfLayers observer;
+  rank.network().set_observer(&observer);
+  rank.Loss();
+  rank.network().set_observer(nullptr);
+  for (const auto& each :
+       {std::pair(2, TapeOpKind::kForward), {2, TapeOpKind::kBackward}, {3, TapeOpKind::kLoss}}) {
+    EXPECT_GE(observer.kinds.count(each), 1U) << each.first;
   }
 }
 
@@ -210,6 +260,14 @@ TEST(Network, FindsFirstNonFiniteLayer) {
   EXPECT_EQ(rank.graph()[first].name, "side");
   rank.inputs()[0] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(rank.graph()[*rank.network().FirstNotFinite(rank.batch())].name, "conv");
+}
+
+TEST(Network, FindsNonFiniteScoresInChunks) {
+  const std::unique_ptr<Backend> kernels = MakeCpuBackend(/*threads=*/2);
+  OneRank rank(testing::kManyScores, *kernels);
+  EXPECT_EQ(*rank.network().FirstNotFinite(rank.batch()), rank.graph().size());
+  rank.Weights("fc/bias")[65'999] = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(rank.graph()[*rank.network().FirstNotFinite(rank.batch())].name, "fc");
 }
 
 TEST(Network, RejectsTokensOutsideTheVocabulary) {

@@ -88,6 +88,22 @@ inline constexpr char kManyClasses[] = R"(
   layer { name: "loss" softmax_cross_entropy { label_smoothing: 0.1 } }
 )";
 
+// So many scores that the host computes them in chunks.
+inline constexpr char kManyScores[] = R"(
+  tokens { length: 128 }
+  layer { name: "embed" embedding { vocabulary: 66000 features: 4 positions: true } }
+  layer { name: "tanh" tanh {} }
+  layer { name: "fc" fully_connected { out_features: 66000 } }
+  layer { name: "loss" softmax_cross_entropy { label_smoothing: 0.1 } }
+)";
+inline constexpr char kManyTiedScores[] = R"(
+  tokens { length: 128 }
+  layer { name: "embed" embedding { vocabulary: 66000 features: 4 } }
+  layer { name: "tanh" tanh {} }
+  layer { name: "fc" fully_connected { tied_to: "embed" no_bias: true } }
+  layer { name: "loss" softmax_cross_entropy {} }
+)";
+
 // An encoder and a decoder of recurrent layers, with attention between them.
 inline constexpr char kTranslation[] = R"(
   tokens { length: 7 }
@@ -273,6 +289,7 @@ class OneRank {
     // Layer norm is steep at rows close to zero, so the embedding is scaled to the order of one.
     if (graph_.takes_tokens()) {
       for (const char* name : {"embed/weight", "embed/positions"}) {
+        if (!index_.Find(name).ok()) continue;
         std::vector<float> values = Read(Weights(name));
         for (float& value : values) value *= 30;
         Write(values, Weights(name));
