@@ -33,8 +33,8 @@ inline constexpr uint32_t kGenerationGap = 100'000;
 inline constexpr uint32_t kBackupGap = 10'000'000;
 
 // Generations after the highest that aggregators report, at the least: a lost store may have given
-// out more, and so may a coordinator that runs with another store and has had the same reports. The
-// time is added for its sake.
+// out more. The time is added, because a coordinator that runs with another store may have had the
+// same report.
 inline constexpr uint32_t kUnknownGenerations = 1'000'000;
 
 // Ids of runs that a start with a backup leaves out: those of runs that were submitted since.
