@@ -103,7 +103,8 @@ std::string MemberNames(const v1::GroupStatus& group) {
 }
 
 uint64_t TotalBytes(const v1::MemoryUse& use) {
-  return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
+  return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers() +
+         use.exchange();
 }
 
 void AppendPart(absl::string_view title, absl::string_view table, std::string& out) {
@@ -213,7 +214,7 @@ std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
 // program only the memory of its parameters and of their exchange is known.
 std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "RANK", "MEMBER", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS",
-               "BUFFERS", "TOTAL", "PLANNED"});
+               "BUFFERS", "EXCHANGE", "TOTAL", "PLANNED"});
   for (const v1::GroupStatus& group : groups) {
     for (const v1::GroupMember& member : group.members()) {
       if (!member.has_memory()) continue;
@@ -223,8 +224,9 @@ std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
       };
       table.AddRow({group.run(), absl::StrCat(group.group()), absl::StrCat(member.rank()),
                     member.name(), FormatBytes(use.weights()), known(use.gradients()),
-                    known(use.optimizer()), known(use.activations()), FormatBytes(use.buffers()),
-                    FormatBytes(TotalBytes(use)), known(TotalBytes(member.planned_memory()))});
+                    known(use.optimizer()), known(use.activations()), known(use.buffers()),
+                    FormatBytes(use.exchange()), FormatBytes(TotalBytes(use)),
+                    known(TotalBytes(member.planned_memory()))});
     }
   }
   return table.Text();

@@ -78,7 +78,7 @@ class CallerModel final : public TrainedModel {
     int64_t owned = 0;
     for (const Owned& part : values_->owned()) owned += part.positions.size();
     prepared.mutable_memory()->set_weights(owned * sizeof(float));
-    prepared.mutable_memory()->set_buffers(values_->CopiedBytes());
+    prepared.mutable_memory()->set_exchange(values_->CopiedBytes());
     return prepared;
   }
 

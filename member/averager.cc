@@ -30,15 +30,11 @@
 #include "member/agreement.h"
 #include "model/averaging_state.h"
 #include "model/coding.h"
+#include "plan/exchange_memory.h"
 #include "server/client/refusal.h"
 
 namespace cadre {
 namespace {
-
-// If the ranks own more intervals than this, they exchange one contiguous part each, as with codes:
-// a contribution has at most 65,536 ranges (server/ledger). Contributions are then coded on the
-// host, because a device would need a copy for each interval.
-constexpr uint64_t kMaxIntervals = 1 << 14;
 
 // Whether the snapshot has the change of its own round, and not only what is carried.
 bool HasChange(const StateVault::Snapshot& snapshot) {
@@ -86,26 +82,30 @@ std::vector<UpdateCount> CountsOf(std::span<const Owned> exchanged,
 
 }  // namespace
 
+// If the ranks own many intervals, they exchange one contiguous part each, as with codes: a
+// contribution has at most 65,536 ranges (server/ledger). Contributions are then coded on the host,
+// because a device would need a copy for each interval.
 absl::Status Averager::Prepare(GroupControl& control) {
   codes_up_ = CodingOf(averaging_.up()).has_value();
   exchanged_ = model_.owned();
   uint64_t intervals[] = {exchanged_.size()};
   CADRE_RETURN_IF_ERROR(group().AllReduceSum(std::span<uint64_t>(intervals)));
-  if (ExchangesUnits(averaging_) || intervals[0] > kMaxIntervals) {
+  const bool many = intervals[0] > kMaxOwnedIntervals;
+  if (ExchangesUnits(averaging_) || many) {
     const ExchangeUnits units(model_.index());
     if (ExchangesUnits(averaging_)) units_ = units;
     part_.positions = units.PartOf(assignment_.place().rank(), group().size());
     const bool whole = absl::c_all_of(exchanged_, [&](const Owned& each) {
       return units.IsBorder(each.positions.begin) && units.IsBorder(each.positions.end);
     });
-    if (!alone() || !whole || intervals[0] > kMaxIntervals) {
+    if (!alone() || !whole || many) {
       part_values_.resize(part_.positions.size());
       part_.values = part_values_;
       CADRE_ASSIGN_OR_RETURN(regroup_, Regroup::Make(model_.owned(), part_.positions, group()));
       exchanged_ = std::span(&part_, 1);
     }
   }
-  if (intervals[0] <= kMaxIntervals) CADRE_RETURN_IF_ERROR(MakeCoder());
+  if (!many) CADRE_RETURN_IF_ERROR(MakeCoder());
   exchange_ = std::make_unique<ShardExchange>(
       *options_.runtime, assignment_, model_.index(), exchanged_, control, cancellation_, progress_,
       ShardExchange::Options{.silence = options_.exchange_silence,
@@ -130,18 +130,27 @@ absl::Status Averager::MakeCoder() {
 }
 
 void Averager::AddMemory(v1::MemoryUse& memory) const {
-  if (coder_ != nullptr) {
-    memory.set_buffers(memory.buffers() + coder_->device_bytes());
-  } else if (assignment_.plan().own_loop()) {
-    // The library does not know what else a program allocates.
-    memory.set_buffers(memory.buffers() + exchange_->ExpectedBytes() + CarriedBytes());
-  }
+  if (coder_ != nullptr) memory.set_buffers(memory.buffers() + coder_->device_bytes());
+  memory.set_exchange(memory.exchange() + ExchangeBytes());
 }
 
-// Those of the vault.
-int64_t Averager::CarriedBytes() const {
-  if (!KeepsCarried() || CarriesAlone()) return 0;
-  return StateVault::SettledBytes(exchange_->elements(), codes_up_ ? 2 : 1, model_.group().size());
+int64_t Averager::ExchangeBytes() const {
+  if (!has_shards()) return 0;
+  const int ranks = model_.group().size();
+  int64_t bytes =
+      exchange_->ExpectedBytes() + static_cast<int64_t>(part_values_.capacity() * sizeof(float));
+  if (KeepsCarried()) {
+    const ExchangedValues values{.elements = exchange_->elements(), .on_device = coder_ != nullptr};
+    bytes += CarriedBytes(averaging_, values, ranks);
+  }
+  if (KeepsStates()) {
+    int64_t states = 0;
+    for (const std::vector<Owned>& tensor : model_.States().tensors) {
+      for (const Owned& owned : tensor) states += owned.positions.size();
+    }
+    bytes += StateCopyBytes(averaging_, states, ranks);
+  }
+  return bytes;
 }
 
 Averager::~Averager() {

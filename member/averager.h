@@ -105,7 +105,8 @@ class Averager {
   bool KeepsCarried() const;
   // Whether the vault gets what is carried only when the generation ends. A device may fail before.
   bool CarriesAlone() const { return KeepsCarried() && alone() && coder_ == nullptr; }
-  int64_t CarriedBytes() const;
+  // Bytes of host memory that the exchange needs.
+  int64_t ExchangeBytes() const;
 
   absl::Status MakeCoder();
   absl::Status KeepStates(const RankProtocol::Stage& stage);

@@ -16,10 +16,6 @@ std::optional<v1::Staleness> StalenessOf(const v1::Averaging& averaging) {
   return filled;
 }
 
-bool KeepsChanges(const v1::Averaging& averaging) {
-  return averaging.has_staleness() || CodingOf(averaging.up()).has_value();
-}
-
 // A change in fp32 has left nothing out.
 KeptShare KeptShareOf(const v1::Averaging& averaging, uint32_t round, uint32_t version,
                       bool included, bool screened) {

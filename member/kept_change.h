@@ -12,9 +12,6 @@ namespace cadre {
 // With all defaults filled in. Nothing: late changes are lost, unless they are coded.
 std::optional<v1::Staleness> StalenessOf(const v1::Averaging& averaging);
 
-// Whether there is something to keep: contributions are coded, or may be late.
-bool KeepsChanges(const v1::Averaging& averaging);
-
 struct KeptShare {
   float factor = 0;
   // How many rounds late the change is, if it is dropped for this reason; 0: it is not.

@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "model/frame.h"
+#include "plan/exchange_memory.h"
 
 namespace cadre {
 namespace {
@@ -107,13 +108,10 @@ std::vector<ExchangeUnit> ShardValues::UnitsOf(const std::vector<Owned>& parts) 
 }
 
 int64_t ShardValues::ExpectedBytes() const {
-  const bool stages = !form_.up && !ReadsOwned(parts_);
-  const int buffers = 1 + (form_.keeps_changes() ? 1 : 0) + (stages ? 1 : 0) +
-                      (form_.overlaps() && form_.keeps_changes() ? 1 : 0) +
-                      (form_.fragments > 1 ? 1 : 0);
-  int64_t values = buffers * size_;
-  if (form_.up) values += MaxFrameWords(UnitsOf(parts_), CodecOf(*form_.up));
-  return values * static_cast<int64_t>(sizeof(float));
+  ExchangedValues values{
+      .elements = size_, .contiguous = parts_.size() == 1, .on_device = form_.has_coder};
+  if (form_.up) values.frame_words = MaxFrameWords(UnitsOf(parts_), CodecOf(*form_.up));
+  return ExchangeBufferBytes(form_.averaging, values);
 }
 
 int64_t ShardValues::AllocatedBytes() const {

@@ -336,11 +336,6 @@ void StateVault::Settle(uint32_t version, absl::FunctionRef<bool(Snapshot& snaps
   std::erase_if(snapshots_, [&](Snapshot& each) { return !settle(each); });
 }
 
-int64_t StateVault::SettledBytes(int64_t elements, int tensors, int ranks) {
-  const int copies = std::min(ranks, 2);
-  return elements * copies * (tensors + 1) * static_cast<int64_t>(sizeof(float));
-}
-
 int64_t StateVault::AllocatedBytes() const {
   size_t elements = 0;
   for (const Snapshot& snapshot : snapshots_) {

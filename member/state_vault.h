@@ -88,10 +88,6 @@ class StateVault {
   // Drops snapshots of later versions, which the run does not have.
   absl::StatusOr<int64_t> Restore(uint32_t version, States* states, Communicator& group);
 
-  // Bytes of a rank in a group of `ranks` that keeps `tensors` tensors of `elements` values at
-  // every contribution, and settles them to one: at most those of two snapshots, each with the copy
-  // of another rank that has as many elements.
-  static int64_t SettledBytes(int64_t elements, int tensors, int ranks);
   // The memory that the values have now.
   int64_t AllocatedBytes() const;
 

@@ -26,6 +26,10 @@ std::optional<v1::Coding> CodingOf(const v1::Coding& coding) {
   return filled;
 }
 
+bool KeepsChanges(const v1::Averaging& averaging) {
+  return averaging.has_staleness() || CodingOf(averaging.up()).has_value();
+}
+
 uint32_t FragmentsOf(const v1::Averaging& averaging) {
   return std::max(1U, averaging.fragments().count());
 }

@@ -14,6 +14,10 @@ namespace cadre {
 // The coding with all defaults filled in; nothing for values in fp32.
 std::optional<v1::Coding> CodingOf(const v1::Coding& coding);
 
+// Whether contributions have changes that may have to be carried over to later ones: they are
+// coded, or may be late.
+bool KeepsChanges(const v1::Averaging& averaging);
+
 // Number of fragments; 1: every round exchanges the whole model.
 uint32_t FragmentsOf(const v1::Averaging& averaging);
 

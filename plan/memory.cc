@@ -16,6 +16,7 @@
 #include "model/exchange_units.h"
 #include "model/optimizer_state.h"
 #include "plan/cost/communication_cost.h"
+#include "plan/exchange_memory.h"
 #include "plan/layer_part.h"
 #include "plan/ownership.h"
 #include "plan/tape.h"
@@ -111,7 +112,8 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
                             v1::Cluster::Device device, int in_flight) {
   int64_t weights = 0;
   int64_t owned = 0;
-  for (const BucketOwnership& bucket : OwnershipOf(plan, index, rank)) {
+  const std::vector<BucketOwnership> buckets = OwnershipOf(plan, index, rank);
+  for (const BucketOwnership& bucket : buckets) {
     weights += bucket.size;
     owned += bucket.slice_end() - bucket.slice_begin();
   }
@@ -141,7 +143,14 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
   const DType inputs = graph.takes_tokens() ? DType::kFloat32 : ActivationType(spec);
   use.set_buffers(largest.outgoing + largest.arriving + largest.between +
                   largest.UploadBytes(inputs, device) + coding);
+  use.set_exchange(
+      ExchangeBytes(spec, index, buckets, rank, plan.mesh.ranks(), device == v1::Cluster::CUDA));
   return use;
+}
+
+int64_t DeviceBytes(const v1::MemoryUse& use, v1::Cluster::Device device) {
+  return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers() +
+         (device == v1::Cluster::CUDA ? 0 : use.exchange());
 }
 
 }  // namespace cadre

@@ -44,6 +44,7 @@ int64_t BytesPerWeight(DType activations);
 //                intermediate result of a move; on CUDA devices also the batches being uploaded,
 //                two in the type of the loader and one in the activation type, and an upper bound
 //                of what coding contributions takes (worker/train/device_contribution.h)
+//   exchange     in the memory of the host: plan/exchange_memory.h
 // Not counted, and comparatively small: a mebibyte per communicator that reduces, scratch memory of
 // kernels and libraries except that of attention on GPUs (ScoreMemory of plan/layer_memory.h), and
 // the loader's prefetched batches.
@@ -53,5 +54,8 @@ int64_t BytesPerWeight(DType activations);
 v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
                             const ParameterIndex& index, const Plan& plan, int rank,
                             v1::Cluster::Device device, int in_flight);
+
+// Bytes in the memory of the rank's device: without the exchange if that has its own memory.
+int64_t DeviceBytes(const v1::MemoryUse& use, v1::Cluster::Device device);
 
 }  // namespace cadre

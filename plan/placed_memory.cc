@@ -10,10 +10,6 @@
 namespace cadre {
 namespace {
 
-int64_t Total(const v1::MemoryUse& use) {
-  return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
-}
-
 int64_t LocalElementsOf(const Shape& shape, const Layout& layout, const Mesh& mesh, int rank) {
   return LocalBox(shape, layout, mesh, rank).shape().elements();
 }
@@ -49,8 +45,10 @@ absl::Status CheckPlacedMemory(const v1::RunSpec& spec, const Graph& graph,
   const PassOrder order = PassOrderOf(spec.cluster().pipeline(), MicroBatches(spec), graph, plan);
   for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
     if (limits[rank] <= 0) continue;
-    const int64_t needed = Total(PlannedMemory(spec, graph, index, plan, rank, device,
-                                               order.InFlight(StageIn(order, plan.mesh, rank))));
+    const int64_t needed =
+        DeviceBytes(PlannedMemory(spec, graph, index, plan, rank, device,
+                                  order.InFlight(StageIn(order, plan.mesh, rank))),
+                    device);
     if (needed <= limits[rank]) continue;
     return absl::ResourceExhaustedError(
         absl::StrCat("the layers that are placed on rank ", rank, " need ", needed,

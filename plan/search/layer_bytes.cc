@@ -191,8 +191,10 @@ std::vector<int64_t> MicroBatchSizes(const PlanProblem& problem) {
 int64_t ParameterBytes(const PlanProblem& problem, int64_t elements, int64_t owners) {
   const int gradients = problem.micro_batches > 1 ? 2 : 1;
   const int64_t copies = problem.bf16_weights ? LargestPart(elements, 2) : 0;
-  return kBytesPerWord * (elements * (1 + gradients) + copies +
-                          LargestPart(elements, owners) * problem.optimizer_states);
+  const int64_t owned = LargestPart(elements, owners);
+  const double exchange = problem.ranks > 1 ? problem.exchange_shared : problem.exchange_alone;
+  return kBytesPerWord * (elements * (1 + gradients) + copies + owned * problem.optimizer_states) +
+         static_cast<int64_t>(exchange * static_cast<double>(owned));
 }
 
 int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,

@@ -1,7 +1,9 @@
 // Upper bounds on the memory of a layer. They depend only on how this layer is split, so a plan's
 // memory is a sum over layers.
 //
-//   parameters   weights, gradients (twice with micro-batches), the owned part of the state
+//   parameters   weights, gradients (twice with micro-batches), the owned part of the state; unless
+//                the device has its own memory, the exchange of the owned part with the aggregators
+//                (in plans with placed layers a rank may exchange more than it owns)
 //   activations  what backward reads: the input with its halo, the output, saved values
 //                on GPUs, if the run states this device: scores of attention, padding of the rows
 //                of the loss's scores, and the batches that are uploaded

@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "model/optimizer_state.h"
+#include "plan/exchange_memory.h"
 #include "proto/enum_text.h"
 
 namespace cadre {
@@ -224,6 +225,10 @@ absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& grap
   problem.pipeline = spec.cluster().pipeline();
   problem.device = spec.cluster().device();
   problem.optimizer_states = std::ssize(OptimizerStateNames(spec.optimizer()));
+  if (spec.cluster().device() != v1::Cluster::CUDA) {
+    problem.exchange_alone = ExchangeBytesPerValue(spec, 1, /*on_device=*/false);
+    problem.exchange_shared = ExchangeBytesPerValue(spec, 2, /*on_device=*/false);
+  }
   problem.bf16_weights = spec.precision() == v1::RunSpec::BF16;
   problem.update_together = spec.optimizer().clip_norm() > 0 || UsesTensorNorms(spec.optimizer());
   problem.overlap = spec.cluster().overlap() != v1::Cluster::OFF;

@@ -55,6 +55,10 @@ struct PlanProblem {
   v1::Cluster::Device device = v1::Cluster::DEVICE_UNSPECIFIED;
   // State tensors per parameter.
   int optimizer_states = 1;
+  // Bytes per owned value of the exchange with the aggregators, as far as they are in the memory
+  // that limits the plan: of a rank that is alone, and of one of several.
+  double exchange_alone = 0;
+  double exchange_shared = 0;
   // Ranks hold a second copy of the weights, in bf16.
   bool bf16_weights = false;
   // Whether updates must wait until all buckets are reduced (clipping, LARS).

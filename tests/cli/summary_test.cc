@@ -350,12 +350,13 @@ TEST(RunDetailsTest, ShowsShardsAndMemory) {
   member.mutable_memory()->set_weights(3 << 20);
   member.mutable_memory()->set_activations(1 << 20);
   member.mutable_memory()->set_buffers(1 << 19);
+  member.mutable_memory()->set_exchange(2 << 20);
   member.mutable_planned_memory()->set_weights(5 << 20);
   const std::string text = RunDetailsText(status);
   EXPECT_THAT(text, HasSubstr("1,500,000   3,000,000   50.0%"));
   EXPECT_THAT(text, Not(HasSubstr("conv1"))) << "not sharded";
-  EXPECT_THAT(text,
-              ContainsRegex("3\\.0 MiB +0 B +0 B +1\\.0 MiB +512\\.0 KiB +4\\.5 MiB +5\\.0 MiB\n"));
+  EXPECT_THAT(text, ContainsRegex("3\\.0 MiB +0 B +0 B +1\\.0 MiB +512\\.0 KiB +2\\.0 MiB +"
+                                  "6\\.5 MiB +5\\.0 MiB\n"));
   EXPECT_THAT(text, Not(HasSubstr("Slower than the device could")));
 }
 
@@ -368,10 +369,10 @@ TEST(RunDetailsTest, ProgramsHaveNoPlan) {
   v1::GroupMember& member = *group.add_members();
   member.set_name("program");
   member.mutable_memory()->set_weights(1 << 20);
-  member.mutable_memory()->set_buffers(5 << 20);
+  member.mutable_memory()->set_exchange(5 << 20);
   const std::string text = RunDetailsText(status);
   EXPECT_THAT(text, Not(HasSubstr("Collectives")));
-  EXPECT_THAT(text, ContainsRegex("program +1\\.0 MiB +<none> +<none> +<none> +5\\.0 MiB +"
+  EXPECT_THAT(text, ContainsRegex("program +1\\.0 MiB +<none> +<none> +<none> +<none> +5\\.0 MiB +"
                                   "6\\.0 MiB +<none>\n"));
 }
 

@@ -43,7 +43,8 @@ absl::StatusOr<Trained> Train(const v1::RunSpec& spec) {
 }
 
 uint64_t TotalOf(const v1::MemoryUse& use) {
-  return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
+  return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers() +
+         use.exchange();
 }
 
 void ExpectMemoryAsPlanned(const v1::GroupStatus& group) {

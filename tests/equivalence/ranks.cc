@@ -88,6 +88,8 @@ class Rank {
     CADRE_RETURN_IF_ERROR(Evaluate(training_.batches(training_.steps - 1)));
     result_.memory = replica_->Memory();
     result_.planned_memory = replica_->PlannedMemory();
+    // These ranks have no aggregators.
+    result_.planned_memory.clear_exchange();
     CADRE_ASSIGN_OR_RETURN(result_.digest, replica_->GroupDigest());
     result_.parameters = replica_->index().size();
     for (const Owned& owned : replica_->owned()) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "model/coding.h"
 #include "tests/base/expect.h"
 
 namespace cadre {

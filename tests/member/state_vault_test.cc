@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "plan/exchange_memory.h"
 #include "tests/worker/train/checkpoint_testing.h"
 
 namespace cadre {
@@ -320,7 +321,7 @@ TEST_F(StateVaultTest, SettledBytesAreThoseAllocated) {
         vault.Keep(round, mine.states);
         ASSERT_TRUE(vault.Replicate(group).ok());
         if (round > 1) {
-          EXPECT_EQ(vault.AllocatedBytes(), StateVault::SettledBytes(40, tensors, ranks));
+          EXPECT_EQ(vault.AllocatedBytes(), SettledBytes(40, tensors, ranks));
         }
         vault.Settle(round, [](StateVault::Snapshot& each) {
           each.tensors.resize(1);

@@ -269,7 +269,7 @@ function group(id, g) {
 function memory(g) {
   const used = g.members.filter((m) => m.memory);
   if (!used.length) return null;
-  const kinds = ["weights", "gradients", "optimizer", "activations", "buffers"];
+  const kinds = ["weights", "gradients", "optimizer", "activations", "buffers", "exchange"];
   // Programs only report the memory of their parameters and of their exchange.
   const known = (field, kind) => used.filter((m) => m[field] && (m.planned_memory || m[field][kind] > 0));
   const most = (field, kind) => (known(field, kind).length ? Math.max(...known(field, kind).map((m) => m[field][kind])) : null);

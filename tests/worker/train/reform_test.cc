@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/backend.h"
+#include "plan/exchange_memory.h"
 #include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/member/fake_run.h"
@@ -72,13 +73,14 @@ class TrainedRun {
                });
     run_.OnAdopted(nullptr);
   }
-  // As Train, of worker 0 alone. Returns the bytes of its vaults whenever it has adopted a version.
-  std::vector<std::pair<int64_t, int64_t>> BytesWhileAlone(uint32_t versions) {
+  // As Train. Returns the bytes of the vaults of worker 0 whenever it has adopted a version.
+  std::vector<std::pair<int64_t, int64_t>> BytesOfVaults(const std::vector<int>& workers,
+                                                         uint32_t versions) {
     std::vector<std::pair<int64_t, int64_t>> bytes;
     run_.OnAdopted([&](const v1::Adopted&) {
       bytes.emplace_back(vaults[0].AllocatedBytes(), residuals[0].AllocatedBytes());
     });
-    Train({0}, versions);
+    Train(workers, versions);
     run_.OnAdopted(nullptr);
     return bytes;
   }
@@ -124,7 +126,10 @@ class TrainedRun {
       if (link == nullptr) return absl::UnavailableError("the peers cannot be reached");
       return std::move(link);
     };
-    return TrainAsMember(assignment, *kernels, control, cancellation, counters, options);
+    TrainerOutcome outcome =
+        TrainAsMember(assignment, *kernels, control, cancellation, counters, options);
+    EXPECT_EQ(control.prepared.memory().exchange(), control.prepared.planned_memory().exchange());
+    return outcome;
   }
 
   // Shared by all ranks.
@@ -206,10 +211,25 @@ TEST(Reform, RankThatIsAloneKeepsLittle) {
   spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_STAT2);
   TrainedRun run(spec);
   constexpr int64_t kTensor = 130 * sizeof(float);
-  EXPECT_THAT(run.BytesWhileAlone(3), ElementsAre(Pair(0, 0), Pair(kTensor, 0), Pair(kTensor, 0)));
+  EXPECT_THAT(run.BytesOfVaults({0}, 3),
+              ElementsAre(Pair(0, 0), Pair(kTensor, 0), Pair(kTensor, 0)));
   EXPECT_EQ(run.vaults[0].AllocatedBytes(), 2 * kTensor);
   EXPECT_EQ(run.residuals[0].AllocatedBytes(), 3 * kTensor);
-  EXPECT_THAT(run.BytesWhileAlone(2), ElementsAre(_, Pair(kTensor, 0)));
+  EXPECT_THAT(run.BytesOfVaults({0}, 2), ElementsAre(_, Pair(kTensor, 0)));
+}
+
+TEST(Reform, VaultsHoldWhatThePlanCounts) {
+  v1::RunSpec spec = Spec("adamw {}");
+  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_STAT2);
+  for (const std::vector<int>& workers : {std::vector<int>{0}, {0, 1}}) {
+    const int ranks = static_cast<int>(workers.size());
+    const int64_t values = 130 / ranks;
+    TrainedRun run(spec);
+    const auto bytes = run.BytesOfVaults(workers, 4);
+    EXPECT_EQ(bytes.back().first, StateCopyBytes(spec.averaging(), 2 * values, ranks));
+    const ExchangedValues of_part{.elements = values};
+    EXPECT_EQ(bytes.back().second > 0, CarriedBytes(spec.averaging(), of_part, ranks) > 0);
+  }
 }
 
 // The contribution before the group is re-formed is included, but the group has not adopted its

@@ -542,6 +542,8 @@ TEST(Trainer, ReportsMemory) {
   EXPECT_EQ(control.prepared.memory().gradients(), 51U * sizeof(float));
   EXPECT_EQ(control.prepared.memory().optimizer(), 51U * sizeof(float));
   EXPECT_GT(control.prepared.memory().activations(), 0U);
+  EXPECT_EQ(control.prepared.memory().exchange(), 0U) << "there are no aggregators";
+  control.prepared.mutable_planned_memory()->clear_exchange();
   EXPECT_EQ(control.prepared.memory().ShortDebugString(),
             control.prepared.planned_memory().ShortDebugString());
 }
