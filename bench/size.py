@@ -3,10 +3,11 @@
 
 `native`: one worker trains fully connected layers with AdamW. `attached`: two PyTorch programs whose gradients are
 constants, and whose optimizer has no state. Both have two aggregators and a coordinator on this host. Each form of
-averaging prints a JSON line, in bytes per parameter: what the process has at most, and what it has besides weights,
-gradients and optimizer. Memory is resident. Disk is the largest size of both aggregators'
-folders together. The processor seconds are those of a round, `boundary_seconds` what a round keeps the group from
-training; for the limit, the line has what this host copies in memory, with one thread, and writes to the disk. Needs built programs, for `attached` PyTorch, too:
+averaging prints a JSON line, in bytes per parameter: what the plan states for a worker, what the process has at most,
+and what it has besides weights, gradients and optimizer. Memory is resident. Disk is the largest size of both
+aggregators' folders together. The processor seconds are those of a round, `boundary_seconds` what a round keeps the
+group from training; for the limit, the line has what this host copies in memory, with one thread, and writes to the
+disk. Needs built programs, for `attached` PyTorch, too:
 
     deploy/build.sh cadre cadre-worker cadre_group cadre-coordinator cadre-aggregator && bench/size.py
 """
@@ -144,12 +145,24 @@ seed: 1
     while not cluster.call("members")["workers"]:
         time.sleep(0.1)
     idle = memory(worker, "VmRSS")
-    ended = cluster.call("run", path)
+    run = cluster.call("run", path, "--detach")["run"]
+    planned = planned_bytes(cluster, run)
+    ended = cluster.call("wait", run)
     parameters = layers * (options.width ** 2 + options.width) + 10 * (options.width + 1)
     largest = memory(worker, "VmHWM") - idle
-    return {"parameters": parameters, "largest": largest, "besides_the_model": largest - ADAMW_BYTES * parameters,
+    return {"parameters": parameters, "planned": planned, "largest": largest,
+            "besides_the_model": largest - ADAMW_BYTES * parameters,
             "processor_seconds": processor_seconds(worker) / options.rounds,
             "boundary_seconds": ended["exposed_exchange_seconds"] / options.rounds}
+
+
+def planned_bytes(cluster, run):
+    """The memory that the plan states for the only rank, with that of its exchange."""
+    while True:
+        members = [member for group in cluster.call("describe", run)["groups"] for member in group["members"]]
+        if members and members[0].get("planned_memory"):
+            return sum(members[0]["planned_memory"].values())
+        time.sleep(0.1)
 
 
 def text_of(message):
@@ -188,7 +201,7 @@ def measure(kind, form, options):
         parameters = of_program["parameters"]
         aggregators = [cluster.processes[name].pid for name in AGGREGATORS]
         per_parameter = {f"{key}_bytes_per_parameter": round(of_program[key] / parameters, 2)
-                         for key in ("largest", "besides_the_model", "between_rounds") if key in of_program}
+                         for key in ("planned", "largest", "besides_the_model", "between_rounds") if key in of_program}
         report(options, "size", kind=kind, form=form, parameters=parameters, rounds=options.rounds, **per_parameter,
                program_processor_seconds=round(of_program["processor_seconds"], 2),
                boundary_seconds=round(of_program["boundary_seconds"], 2),
