@@ -76,8 +76,8 @@ bool IsLeftover(const RunReports::value_type& entry, const RunReports& reports) 
     if (state.version() == 0) return same || other.shards() != open.shards();
     if (!same) return false;
     if (held.version() != state.version()) return held.version() > state.version();
-    const auto later = OpenedAt(other) <=> OpenedAt(open);
-    return held.digest() == state.digest() && (later > 0 || (later == 0 && one.first < name));
+    return held.digest() == state.digest() &&
+           std::pair(OpenedAt(other), name) > std::pair(OpenedAt(open), one.first);
   });
 }
 
