@@ -83,7 +83,7 @@ int64_t ScoreRow(int64_t classes, DType activations) {
   return (classes + kColumns - 1) / kColumns * kColumns;
 }
 
-int64_t ScoreRowsAtOnce(int64_t rows, int64_t classes, DType activations) {
+int64_t ScoreRowsPerChunk(int64_t rows, int64_t classes, DType activations) {
   const int64_t max_rows = std::max<int64_t>(1, kMaxScoreBytes / (classes * SizeOf(activations)));
   return rows <= max_rows ? rows : LargestPart(rows, LargestPart(rows, max_rows));
 }

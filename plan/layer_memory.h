@@ -104,7 +104,7 @@ SampledMemory MemoryOfSampled(int64_t rows, int64_t sampled, int64_t features, D
 // gradient, so that they take at most this much memory (or that of one row).
 inline constexpr int64_t kMaxScoreBytes = int64_t{48} << 20;
 // The rows of a chunk; all of them if they are few enough.
-int64_t ScoreRowsAtOnce(int64_t rows, int64_t classes, DType activations);
+int64_t ScoreRowsPerChunk(int64_t rows, int64_t classes, DType activations);
 
 // What of a layer one rank computes.
 struct LayerExtents {

@@ -347,7 +347,7 @@ class TapeBuilder {
     const Shape scores = region(l).output.shape();
     if (scores.elements() == 0) return;
     const int64_t rows = scores.elements() / scores.dims().back();
-    chunk_rows_ = ScoreRowsAtOnce(rows, scores.dims().back(), tape_.activations);
+    chunk_rows_ = ScoreRowsPerChunk(rows, scores.dims().back(), tape_.activations);
     if (chunk_rows_ < rows) scorer_ = l;
   }
 

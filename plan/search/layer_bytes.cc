@@ -93,8 +93,8 @@ int64_t ChunkRows(const PlanProblem& problem) {
   const int64_t classes = graph[scorer].output.dims().back();
   const int64_t rows = LargestPart(LargestMicroBatch(problem), problem.ranks) *
                        (graph[scorer].output.elements() / classes);
-  const int64_t at_once = ScoreRowsAtOnce(rows, classes, ActivationType(problem));
-  return at_once < rows ? at_once : 0;
+  const int64_t per_chunk = ScoreRowsPerChunk(rows, classes, ActivationType(problem));
+  return per_chunk < rows ? per_chunk : 0;
 }
 
 // The larger of input and output. Whether the scores are computed in chunks depends on the splits

@@ -133,13 +133,13 @@ class ChunksTapeTest : public testing::TapeFixture {
   }
 };
 
-TEST(ScoreRowsAtOnceTest, ChunksAreEqualAndWithinTheLimit) {
-  const auto rows = [](int64_t all) { return ScoreRowsAtOnce(all, 60'000, DType::kFloat32); };
+TEST(ScoreRowsPerChunkTest, ChunksAreEqualAndWithinTheLimit) {
+  const auto rows = [](int64_t all) { return ScoreRowsPerChunk(all, 60'000, DType::kFloat32); };
   EXPECT_EQ(rows(209), 209) << "they fit";
   EXPECT_EQ(rows(210), 105);
   EXPECT_EQ(rows(4096), 205);
   EXPECT_EQ(rows(0), 0);
-  EXPECT_EQ(ScoreRowsAtOnce(4096, int64_t{1} << 30, DType::kBFloat16), 1) << "at least one";
+  EXPECT_EQ(ScoreRowsPerChunk(4096, int64_t{1} << 30, DType::kBFloat16), 1) << "at least one";
 }
 
 TEST_F(ChunksTapeTest, LossTakesScoresOfManyClassesInChunks) {
