@@ -148,8 +148,12 @@ class BlockScan {
 
   // Reads the bytes at `offset` of the data. Requires: they are inside.
   absl::Status Read(uint64_t offset, std::span<char> data);
+  // Reads bytes again that Read has returned, without an effect on Check.
+  absl::Status ReadAgain(uint64_t offset, std::span<char> data) const {
+    return file_->ReadUnchecked(offset, data);
+  }
   // DataLoss naming the first block whose bytes, as they were read, do not have its CRC. Requires:
-  // of each block, all bytes or none have been read, and none twice.
+  // Read has returned all bytes or none of each block, and none twice.
   absl::Status Check() const;
 
  private:

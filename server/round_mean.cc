@@ -58,6 +58,10 @@ absl::string_view AsText(std::span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
 
+absl::Status ReadBytes(BlockScan& file, uint64_t offset, bool again, std::span<char> bytes) {
+  return again ? file.ReadAgain(offset, bytes) : file.Read(offset, bytes);
+}
+
 bool AreFinite(std::span<const float> values) {
   constexpr uint32_t kExponent = 0x7f800000;
   uint32_t not_finite = 0;
@@ -83,7 +87,8 @@ RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<BlockSc
   changes_ = before_ != nullptr ? NoChanges(groups) : UnknownChanges(groups);
 }
 
-absl::Status RoundMean::Read(const GroupSource& group, Interval positions, Stretch& stretch) const {
+absl::Status RoundMean::Read(const GroupSource& group, Interval positions, bool again,
+                             Stretch& stretch) const {
   auto segment = std::partition_point(
       group.segments.begin(), group.segments.end(),
       [&](const SourceSegment& each) { return each.span.end <= positions.begin; });
@@ -93,21 +98,21 @@ absl::Status RoundMean::Read(const GroupSource& group, Interval positions, Stret
         std::span(stretch.group_).subspan(at - positions.begin, part.size());
     const Source& source = files_.at(segment->key);
     if (coded()) {
-      CADRE_RETURN_IF_ERROR(ReadFrame(source, part, out, &stretch.frame_bytes_));
+      CADRE_RETURN_IF_ERROR(ReadFrame(source, part, again, out, &stretch.frame_bytes_));
     } else {
       const int64_t offset = segment->offset + (at - segment->span.begin);
-      CADRE_RETURN_IF_ERROR(source.file->Read(offset * sizeof(float), AsBytes(out)));
+      CADRE_RETURN_IF_ERROR(ReadBytes(*source.file, offset * sizeof(float), again, AsBytes(out)));
     }
     at = part.end;
   }
   return absl::OkStatus();
 }
 
-absl::Status RoundMean::ReadFrame(const Source& source, Interval positions, std::span<float> out,
-                                  std::string* bytes) const {
+absl::Status RoundMean::ReadFrame(const Source& source, Interval positions, bool again,
+                                  std::span<float> out, std::string* bytes) const {
   const Interval part = source.frame->BytesOf(positions);
   bytes->resize(part.size());
-  CADRE_RETURN_IF_ERROR(source.file->Read(part.begin, *bytes));
+  CADRE_RETURN_IF_ERROR(ReadBytes(*source.file, part.begin, again, *bytes));
   return DecodeFrame(plan_.units->In(positions), CodecOf(plan_.order.up()), *bytes, out);
 }
 
@@ -200,7 +205,7 @@ absl::Status RoundMean::Average(Interval part, int64_t offset, Stretch& stretch)
   stretch.group_.resize(n);
   stretch.groups_.clear();
   for (const GroupSource& group : plan_.groups) {
-    CADRE_RETURN_IF_ERROR(Read(group, part, stretch));
+    CADRE_RETURN_IF_ERROR(Read(group, part, /*again=*/false, stretch));
     Clip(group, part, before, stretch.group_);
     if (plan_.order.trim() > 0 && !AreFinite(stretch.group_)) {
       NoteNotFinite(static_cast<int>(&group - plan_.groups.data()), before, stretch.group_,
@@ -259,7 +264,7 @@ absl::Status RoundMean::FindNotFinite(Interval part, std::span<const float> befo
                                       std::span<float> mean, Stretch& stretch) const {
   if (AreFinite(mean)) return absl::OkStatus();
   for (size_t i = 0; i < plan_.groups.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(Read(plan_.groups[i], part, stretch));
+    CADRE_RETURN_IF_ERROR(Read(plan_.groups[i], part, /*again=*/true, stretch));
     if (AreFinite(stretch.group_)) continue;
     NoteNotFinite(static_cast<int>(i), before, mean, stretch);
   }

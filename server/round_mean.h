@@ -138,9 +138,10 @@ class RoundMean {
   // The group has values that are not finite; of `values`, these become those before.
   void NoteNotFinite(int group, std::span<const float> before, std::span<float> values,
                      Stretch& stretch) const;
-  // Reads the values of one group, or decodes its frames.
-  absl::Status Read(const GroupSource& group, Interval positions, Stretch& stretch) const;
-  absl::Status ReadFrame(const Source& source, Interval positions, std::span<float> out,
+  // Reads the values of one group, or decodes its frames. `again`: it has read them before.
+  absl::Status Read(const GroupSource& group, Interval positions, bool again,
+                    Stretch& stretch) const;
+  absl::Status ReadFrame(const Source& source, Interval positions, bool again, std::span<float> out,
                          std::string* bytes) const;
   // Reads the previous version, if it is used.
   absl::Status ReadBefore(Interval positions, Stretch& stretch) const;

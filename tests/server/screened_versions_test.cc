@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -182,6 +183,21 @@ TEST_F(ScreenedHostTest, ValuesThatAreNotFiniteAreFoundAlsoInOneGroup) {
   EXPECT_THAT(LengthsIn(Apply(OrderOf({{.group = 0}, {.group = 1}}, 2))),
               ElementsAre(std::numeric_limits<double>::infinity(),
                           std::numeric_limits<double>::infinity()));
+}
+
+// The disk has made a value infinite, and not the group.
+TEST_F(ScreenedHostTest, DamageIsNotTakenForValuesThatAreNotFinite) {
+  ASSERT_TRUE(Stage({.round = 1, .group = 0}, Changed(1)).ok());
+  ASSERT_TRUE(Stage({.round = 1, .group = 1}, Changed(2)).ok());
+  std::string bytes = ReadAll(RunPath("stage-1-0-1-0"));
+  const float infinite = std::numeric_limits<float>::infinity();
+  std::memcpy(bytes.data() + bytes.size() - sizeof(infinite), &infinite, sizeof(infinite));
+  WriteAll(RunPath("stage-1-0-1-0"), bytes);
+  const v1::Apply order = OrderOf({{.group = 0}, {.group = 1}}, 1);
+  EXPECT_THAT(host_->Apply(order), IsError(absl::StatusCode::kDataLoss, "stage-1-0-1-0"));
+  EXPECT_THAT(Apply(order).missing(), ElementsAre(0U));
+  ASSERT_TRUE(Stage({.round = 1, .group = 0}, Changed(1)).ok());
+  EXPECT_TRUE(std::isfinite(LengthsIn(Apply(order))[0]));
 }
 
 TEST_F(ScreenedHostTest, ValuesThatAreNotFiniteAreFoundInATrimmedMean) {
