@@ -26,6 +26,8 @@ use_python_package()
 
 AGGREGATORS = ("a", "b")
 EVERY_STEPS = 5
+# Until a worker has prepared a run.
+START_SECONDS = 600
 TENSORS = 16
 # Weights, gradients and two states.
 ADAMW_BYTES = 16
@@ -158,11 +160,13 @@ seed: 1
 
 def planned_bytes(cluster, run):
     """The memory that the plan states for the only rank, with that of its exchange."""
-    while True:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
         members = [member for group in cluster.call("describe", run)["groups"] for member in group["members"]]
         if members and members[0].get("planned_memory"):
             return sum(members[0]["planned_memory"].values())
         time.sleep(0.1)
+    raise RuntimeError(f"the worker has not described its memory within {START_SECONDS} s")
 
 
 def text_of(message):
