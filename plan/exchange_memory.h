@@ -53,13 +53,14 @@ int64_t StateCopyBytes(const v1::Averaging& averaging, int64_t values, int ranks
 
 // Bytes of one rank of a group of native workers; 0 if the run does not average. `buckets`: what
 // the rank owns. `on_device`: whether the group's device codes contributions if the run allows it.
-// An upper bound that is exact if there is one aggregator.
+// An upper bound that is exact if there is one aggregator; the other ranks are taken to own as many
+// intervals as this one (kMaxOwnedIntervals).
 int64_t ExchangeBytes(const v1::RunSpec& spec, const ParameterIndex& index,
                       std::span<const BucketOwnership> buckets, int rank, int ranks,
                       bool on_device);
 
-// The same for a rank that owns `elements` values of a model, for all models of about this size:
-// the values in fp32 are not contiguous, and all tensors are coded.
+// About the same for each value that a rank owns, before its part of the model is known: values in
+// fp32 are not one interval, and all tensors are coded.
 double ExchangeBytesPerValue(const v1::RunSpec& spec, int ranks, bool on_device);
 
 }  // namespace cadre
