@@ -448,4 +448,16 @@ int64_t Graph::labels_per_sample() const {
   return scores.elements() / scores.dims().back();
 }
 
+std::vector<bool> LayersWithGradient(const Graph& graph) {
+  std::vector<bool> needs_gradient;
+  for (const GraphLayer& layer : graph.layers()) {
+    needs_gradient.push_back(
+        layer.has_parameters() ||
+        std::any_of(layer.inputs.begin(), layer.inputs.end(), [&](int producer) {
+          return producer != Graph::kInput && needs_gradient[producer];
+        }));
+  }
+  return needs_gradient;
+}
+
 }  // namespace cadre

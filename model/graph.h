@@ -59,6 +59,10 @@ class Graph {
   std::vector<std::vector<int>> consumers_;
 };
 
+// By layer: whether the gradient of its output is needed, because it or a layer before it has
+// parameters.
+std::vector<bool> LayersWithGradient(const Graph& graph);
+
 // The same as Graph::FromModel, but reports all problems. Returns the layers before the first one.
 std::vector<GraphLayer> InferLayers(const v1::Model& model, std::vector<LayerProblem>* problems);
 

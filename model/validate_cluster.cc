@@ -77,6 +77,7 @@ class ClusterValidation : private SpecChecker {
           "; give ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD_FIRST or NO_PIPELINE");
     }
     CheckLayerPins();
+    CheckRecompute();
     return std::move(problems_);
   }
 
@@ -218,6 +219,13 @@ class ClusterValidation : private SpecChecker {
       }
     }
     CheckPlacement();
+  }
+
+  void CheckRecompute() {
+    const v1::Cluster& cluster = spec_.cluster();
+    if (!v1::Recomputation::Choice_IsValid(cluster.recompute())) {
+      Add("cluster.recompute", "is ", cluster.recompute(), "; give AUTO, OFF or ALL");
+    }
   }
 
   void CheckPlacement() {

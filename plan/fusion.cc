@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -133,6 +134,8 @@ class Fuser {
 
   // Adds the bits of the ReLU to what the norm saves: 32 rows of a channel in a word.
   void SaveBits(const TapeOp& op) {
+    // A norm that is computed again saves to the same buffer.
+    if (!with_bits_.insert(op.saved).second) return;
     const Shape output = tape_.regions[op.layer].output.shape();
     const int64_t channels = output[output.rank() - 1];
     if (channels == 0) return;
@@ -222,6 +225,8 @@ class Fuser {
   Tape& tape_;
   // By operation.
   std::vector<bool> removed_;
+  // Buffers with bits.
+  std::set<int> with_bits_;
   // The layer of the ReLU that is fused with a layer's forward.
   std::map<int, int> relu_of_layer_;
 };

@@ -117,18 +117,26 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
     weights += bucket.size;
     owned += bucket.slice_end() - bucket.slice_begin();
   }
-  int64_t activations = 0;
+  // The largest of the training tapes.
+  int64_t block_words = 0;
+  int64_t pass_words = 0;
   LargestTapes largest;
-  const auto add = [&](int64_t samples, bool training, int blocks) {
-    const Tape tape =
-        MakeTape(graph, plan, rank, samples, training, ActivationType(spec),
-                 device == v1::Cluster::CUDA ? Fusion::kCommon : Fusion::kHost, device);
-    activations = std::max(activations, blocks * tape.words);
+  const auto make = [&](int64_t samples, bool training) {
+    Tape tape = MakeTape(graph, plan, rank, samples, training, ActivationType(spec),
+                         device == v1::Cluster::CUDA ? Fusion::kCommon : Fusion::kHost, device);
     largest.Add(tape);
+    return tape;
   };
-  for (const int64_t samples : MicroBatchSizes(spec)) add(samples, /*training=*/true, in_flight);
+  for (const int64_t samples : MicroBatchSizes(spec)) {
+    Tape tape = make(samples, /*training=*/true);
+    if (in_flight > 1) SeparatePasses(tape);
+    block_words = std::max(block_words, tape.words);
+    pass_words = std::max(pass_words, tape.pass_words);
+  }
+  int64_t activations = in_flight * block_words + pass_words;
   if (graph.sampled_layer() != Graph::kNoLayer) {
-    add(EvaluationSamples(spec, graph, plan), /*training=*/false, /*blocks=*/1);
+    const Tape tape = make(EvaluationSamples(spec, graph, plan), /*training=*/false);
+    activations = std::max(activations, tape.words);
   }
   int64_t coding = 0;
   if (device == v1::Cluster::CUDA && CodesOnDevice(spec.averaging())) {

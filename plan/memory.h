@@ -38,8 +38,8 @@ int64_t BytesPerWeight(DType activations);
 //   gradients    the same size as the fp32 weights; twice that with micro-batches
 //   optimizer    the owned slices, once for every state tensor of the optimiser
 //   activations  the block of memory of the training tape (plan/tape.h), for each micro-batch in
-//                flight; or that of the evaluation tape, if the loss samples classes and it is
-//                larger
+//                flight, and with several of them the memory of a pass; or the block of the
+//                evaluation tape, if the loss samples classes and it is larger
 //   buffers      the largest packed messages of any move in both directions, and the largest
 //                intermediate result of a move; on CUDA devices also the batches being uploaded,
 //                two in the type of the loader and one in the activation type, and an upper bound

@@ -35,8 +35,7 @@
 // different memory; that of a forward pass which follows the backward pass in the same memory is
 // received when it begins. A stage that has sent the gradient of a micro-batch begins the forward
 // pass that reuses its memory when the gradient has been received; this exposes the time of that
-// message if links are slow. There is one block of memory for each micro-batch in flight, including
-// the part that only one pass uses. Stages are not interleaved (no rank has several).
+// message if links are slow. Stages are not interleaved (no rank has several).
 #include "plan/pipeline.h"
 
 #include <algorithm>

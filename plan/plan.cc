@@ -18,6 +18,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "plan/layer_part.h"
+#include "plan/recomputation.h"
 
 namespace cadre {
 namespace {
@@ -61,6 +62,7 @@ class Checker {
           absl::StrCat("the plan has ", plan_.layers.size(), " layers, the model ", graph_.size()));
     }
     for (int l = 0; l < graph_.size(); ++l) CADRE_RETURN_IF_ERROR(CheckLayer(l));
+    CADRE_RETURN_IF_ERROR(CheckBlocks(graph_, plan_.recomputed));
     return CheckBuckets();
   }
 

@@ -18,6 +18,7 @@
 #include "plan/cost/collective_cost.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "tensor/collective.h"
+#include "tensor/interval.h"
 #include "tensor/layout.h"
 #include "tensor/mesh.h"
 
@@ -50,6 +51,9 @@ struct Plan {
   std::vector<LayerLayouts> layers;
   // In the order in which backward completes them.
   std::vector<Bucket> buckets;
+  // Blocks of layers whose activations are discarded and computed again for backward, in ascending
+  // order (plan/recomputation.h).
+  std::vector<Interval> recomputed;
   // The link for which buckets and algorithms were chosen (plan/plan_collectives.h), and its kind.
   // Unknown before the link is measured.
   LinkProfile link;

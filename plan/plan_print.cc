@@ -80,6 +80,10 @@ std::string PrintPlan(const Plan& plan, const Graph& graph, const ParameterIndex
     }
     absl::StrAppend(&text, "\n");
   }
+  for (const Interval& block : plan.recomputed) {
+    absl::StrAppend(&text, "  recomputed for backward: ", plan.layers[block.begin].name, " to ",
+                    plan.layers[block.end - 1].name, "\n");
+  }
   if (plan.link.known())
     absl::StrAppend(&text, "  link ", LinkText(plan.link, plan.link_kind), "\n");
   for (size_t b = 0; b < plan.buckets.size(); ++b) PrintBucket(plan, index, b, text);

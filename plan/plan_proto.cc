@@ -94,6 +94,22 @@ absl::StatusOr<Bucket> BucketFromProto(const v1::BucketPlan& proto, int number, 
   return bucket;
 }
 
+absl::StatusOr<Interval> BlockFromProto(const v1::RecomputedBlock& proto, const Graph& graph) {
+  Interval block;
+  const auto find = [&](const std::string& name, int64_t& number) -> absl::Status {
+    const auto found = std::find_if(graph.layers().begin(), graph.layers().end(),
+                                    [&](const GraphLayer& layer) { return layer.name == name; });
+    number = found - graph.layers().begin();
+    if (found != graph.layers().end()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("recomputed block: the model has no layer '", absl::CEscape(name), "'"));
+  };
+  CADRE_RETURN_IF_ERROR(find(proto.first(), block.begin));
+  CADRE_RETURN_IF_ERROR(find(proto.last(), block.end));
+  ++block.end;
+  return block;
+}
+
 absl::Status ReadLink(const v1::LinkProfile& proto, Plan& plan) {
   if (!v1::LinkProfile::Kind_IsValid(proto.kind())) {
     return absl::InvalidArgumentError(absl::StrCat("link: unknown kind ", proto.kind()));
@@ -135,6 +151,9 @@ absl::StatusOr<Plan> PlanFromProto(const v1::Plan& proto, const Graph& graph,
     CADRE_ASSIGN_OR_RETURN(Bucket bucket, BucketFromProto(proto.buckets(b), b, plan, index));
     plan.buckets.push_back(std::move(bucket));
   }
+  for (const v1::RecomputedBlock& block : proto.recomputed()) {
+    CADRE_ASSIGN_OR_RETURN(plan.recomputed.emplace_back(), BlockFromProto(block, graph));
+  }
   CADRE_RETURN_IF_ERROR(ReadLink(proto.link(), plan));
   CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));
   return plan;
@@ -166,6 +185,11 @@ v1::Plan PlanToProto(const Plan& plan, const ParameterIndex& index) {
     for (const int parameter : bucket.parameters) to->add_parameters(index[parameter].name);
     for (const std::string& axis : bucket.axes) to->add_axes(axis);
     to->set_algorithm(AlgorithmToProto(bucket.algorithm));
+  }
+  for (const Interval& block : plan.recomputed) {
+    v1::RecomputedBlock* to = proto.add_recomputed();
+    to->set_first(plan.layers[block.begin].name);
+    to->set_last(plan.layers[block.end - 1].name);
   }
   if (plan.link.known() || !plan.link.samples.empty() ||
       plan.link_kind != v1::LinkProfile::KIND_UNSPECIFIED) {

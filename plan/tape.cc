@@ -40,6 +40,10 @@
 // overlaps with the computation of parameter gradients. Buffers of concurrent operations live at
 // the same time.
 //
+// Recomputation. The operations of forward in a block that the plan lists are played once more
+// before backward reaches the block, as far as backward reads what they compute (ForwardAgain).
+// Since what they compute the first time has no later reader then, it does not live until backward.
+//
 // Scores. On the host the loss includes the operations of the layer that computes a large number of
 // scores (FindScorer), so that it needs memory for some rows of them at a time.
 //
@@ -55,6 +59,8 @@
 #include "plan/cost/communication_cost.h"
 #include "plan/layer_memory.h"
 #include "plan/layer_part.h"
+#include "plan/receive_orders.h"
+#include "plan/recomputation.h"
 
 namespace cadre {
 namespace {
@@ -72,21 +78,28 @@ class TapeBuilder {
         device_(device),
         rank_(rank),
         needs_gradient_(LayersWithGradient(graph)),
+        orders_(NumberReceives(graph)),
+        recomputed_(RecomputedLayers(graph, plan.recomputed, plan.layers)),
         pending_(graph.size()) {
     tape_.samples = samples;
     tape_.training = training;
     tape_.activations = activations;
-    NumberReceives();
+    tape_.orders = orders_.count;
   }
 
   Tape Run(Fusion fusion) {
     tape_.input = PlacementOf(graph_.input(), InputLayout(graph_, plan_)).box(rank_);
     for (int l = 0; l < graph_.size(); ++l) AddRegion(l);
-    tape_.candidates = Candidates(graph_.sampled_layer());
+    const int sampled = graph_.sampled_layer();
+    if (sampled != Graph::kNoLayer && IsHere(sampled)) tape_.candidates = MemoryOf(sampled).saved;
     if (fusion != Fusion::kOff) FindScorer();
     for (int l = 0; l < graph_.size(); ++l) Forward(l);
     if (tape_.training) {
-      for (int l = graph_.size() - 1; l >= 0; --l) Backward(l);
+      auto block = plan_.recomputed.rbegin();
+      for (int l = graph_.size() - 1; l >= 0; --l) {
+        if (block != plan_.recomputed.rend() && l == block->end - 1) ForwardAgain(*block++);
+        Backward(l);
+      }
     }
     if (fusion != Fusion::kOff) FuseOperations(graph_, fusion, tape_);
     AssignMemory(tape_);
@@ -151,35 +164,6 @@ class TapeBuilder {
     return layout;
   }
 
-  // Gradients are received in the order in which backward adds those of each producer, from the
-  // last producer to the first.
-  void NumberReceives() {
-    for (const GraphLayer& layer : graph_.layers()) {
-      forward_order_.emplace_back();
-      for (size_t i = 0; i < layer.inputs.size(); ++i) {
-        forward_order_.back().push_back(tape_.orders++);
-      }
-    }
-    gradient_order_ = forward_order_;
-    backward_order_.resize(graph_.size());
-    for (int producer = graph_.size() - 1; producer >= 0; --producer) {
-      const std::vector<int> consumers = ConsumersOf(producer);
-      for (auto l = consumers.rbegin(); l != consumers.rend(); ++l) {
-        for (int i = 0; i < std::ssize(graph_[*l].inputs); ++i) {
-          if (graph_[*l].inputs[i] == producer) gradient_order_[*l][i] = tape_.orders++;
-        }
-      }
-      backward_order_[producer] = tape_.orders;
-    }
-  }
-
-  // Each consumer once.
-  std::vector<int> ConsumersOf(int producer) const {
-    std::vector<int> consumers = graph_.consumers(producer);
-    consumers.erase(std::unique(consumers.begin(), consumers.end()), consumers.end());
-    return consumers;
-  }
-
   Layout OutputLayout(int producer) const {
     return producer == Graph::kInput ? InputLayout(graph_, plan_) : layouts(producer).output;
   }
@@ -241,12 +225,12 @@ class TapeBuilder {
   // Adds the sends of the layer's output to other coordinates.
   void SendOutput(int producer) {
     if (layouts(producer).at.empty() || !IsHere(producer)) return;
-    for (const int l : ConsumersOf(producer)) {
+    for (const int l : ConsumersOf(graph_, producer)) {
       for (int i = 0; i < std::ssize(graph_[l].inputs); ++i) {
         if (graph_[l].inputs[i] != producer) continue;
         const Move move = MoveOfInput(l, i);
         if (!IsDivided(layouts(producer).output, layouts(l).inputs[i], move)) continue;
-        Send(l, i, move, y_[producer], forward_order_[l][i]);
+        Send(l, i, move, y_[producer], orders_.forward[l][i]);
       }
     }
   }
@@ -262,7 +246,7 @@ class TapeBuilder {
                                 Elements(region(l).inputs[i]));
     if (OnlyDrops(move)) return moved;
     if (IsDivided(OutputLayout(producer), layouts(l).inputs[i], move)) {
-      Receive(l, i, move, buffer, moved, forward_order_[l][i]);
+      Receive(l, i, move, buffer, moved, orders_.forward[l][i]);
       return moved;
     }
     FindInterior(graph_[l], move, region(l));
@@ -293,7 +277,7 @@ class TapeBuilder {
     const GraphLayer& layer = graph_[l];
     std::vector<int> x;
     for (size_t i = 0; i < layer.inputs.size(); ++i) {
-      order_ = forward_order_[l][i];
+      order_ = orders_.forward[l][i];
       x.push_back(MovedInput(l, i));
     }
     ++order_;
@@ -303,19 +287,52 @@ class TapeBuilder {
     dy_.push_back(TapeOp::kNone);
     if (layer.kind == LayerKind::kSoftmaxCrossEntropy) return Loss(l);
     if (l == scorer_) return;
-    const LayerMemory memory = IsHere(l) ? MemoryOf(l) : LayerMemory();
-    if (memory.saved > 0) saved_.back() = NewBuffer(l, "saved", memory.saved_type, memory.saved);
+    if (IsHere(l)) saved_.back() = NewSaved(l);
     y_.back() = NewBuffer(l, "y", tape_.activations, OutputElements(l));
     if (!IsHere(l)) return;
+    Compute(l, y_.back());
+    SendOutput(l);
+  }
+
+  int NewSaved(int l) {
+    const LayerMemory memory = MemoryOf(l);
+    return memory.saved > 0 ? NewBuffer(l, "saved", memory.saved_type, memory.saved)
+                            : TapeOp::kNone;
+  }
+
+  // Requires: the layer is placed on this rank.
+  void Compute(int l, int y) {
     const int scratch_buffer =
-        NewScratch(l, region(l).has_interior() ? InteriorScratch(l) : memory.forward_scratch);
+        NewScratch(l, region(l).has_interior() ? InteriorScratch(l) : MemoryOf(l).forward_scratch);
     TapeOp& op = NewOp(TapeOpKind::kForward, l);
     op.scratch = scratch_buffer;
-    op.x = x;
-    op.y = y_.back();
-    op.saved = saved_.back();
-    op.in_place = Describe(layer.kind).in_place;
-    SendOutput(l);
+    op.x = x_[l];
+    op.y = y;
+    op.saved = saved_[l];
+    op.in_place = Describe(graph_[l].kind).in_place;
+  }
+
+  // Computes again what backward reads of a block, in buffers of their own (plan/recomputation.h).
+  void ForwardAgain(const Interval& block) {
+    const size_t before = tape_.ops.size();
+    for (int l = block.begin; l < block.end; ++l) {
+      const RecomputedLayer& again = recomputed_[l];
+      if (!again.inputs || !IsHere(l)) continue;
+      for (size_t i = 0; i < x_[l].size(); ++i) {
+        // What came from other coordinates is kept.
+        if (OutputLayout(graph_[l].inputs[i]).at == layouts(l).at) x_[l][i] = MovedInput(l, i);
+      }
+      if (!again.forward) {
+        tape_.ops.back().with_next = false;
+        continue;
+      }
+      // The statistics of batch norm are kept.
+      if (graph_[l].kind != LayerKind::kBatchNorm) saved_[l] = NewSaved(l);
+      const int y = NewBuffer(l, "y", tape_.activations, OutputElements(l));
+      if (!again.keeps_output) y_[l] = y;
+      Compute(l, y);
+    }
+    for (size_t i = before; i < tape_.ops.size(); ++i) tape_.ops[i].again = true;
   }
 
   // Elements of the layer's output, with the padding of ScoreRow.
@@ -393,7 +410,7 @@ class TapeBuilder {
         return;
       }
       if (IsDivided(layouts(l).input_gradients[i], GradientLayout(producer), move)) {
-        Send(l, i, move, gradient, gradient_order_[l][i]);
+        Send(l, i, move, gradient, orders_.gradient[l][i]);
         if (IsHere(producer)) {
           pending_[producer].push_back(
               {.layer = l, .input = i, .buffer = gradient, .moved = moved});
@@ -438,7 +455,7 @@ class TapeBuilder {
     for (const Term& term : pending_[l]) {
       const bool here = term.moved == TapeOp::kNone;
       if (!here) {
-        order_ = gradient_order_[term.layer][term.input];
+        order_ = orders_.gradient[term.layer][term.input];
         Receive(term.layer, term.input, term.move, term.buffer, term.moved, order_);
       }
       AddGradient(l, here ? term.buffer : term.moved);
@@ -451,7 +468,7 @@ class TapeBuilder {
     const GraphLayer& layer = graph_[l];
     if (!needs_gradient_[l] || layer.kind == LayerKind::kSoftmaxCrossEntropy) return;
     CompleteGradient(l);
-    order_ = backward_order_[l];
+    order_ = orders_.backward[l];
     if (l == scorer_) {
       NewOp(TapeOpKind::kBackward, l).in_loss = true;
       if (scorer_dx_ != TapeOp::kNone) MoveGradient(l, 0, scorer_dx_);
@@ -532,19 +549,14 @@ class TapeBuilder {
     return elements;
   }
 
-  int64_t Candidates(int l) { return l == Graph::kNoLayer || !IsHere(l) ? 0 : MemoryOf(l).saved; }
-
   const Graph& graph_;
   const Plan& plan_;
   const v1::Cluster::Device device_;
   const int rank_;
   const std::vector<bool> needs_gradient_;
-  // By layer and input: TapeOp::order.
-  std::vector<std::vector<int>> forward_order_;
-  std::vector<std::vector<int>> gradient_order_;
-  // By layer: the order of what backward computes of it.
-  std::vector<int> backward_order_;
-  // That of the next operation.
+  const ReceiveOrders orders_;
+  const std::vector<RecomputedLayer> recomputed_;
+  // TapeOp::order of the next operation.
   int order_ = 0;
   // A gradient of a layer's output that is added when the layer's backward begins: it is in
   // `buffer` or, if `moved` is a buffer, the result of the move for an input of another layer.

@@ -5,7 +5,8 @@
 // buffers are empty, and it plays only the moves in which it sends or receives; it plays the loss
 // always.
 //
-// A training tape consists of forward, loss and backward; an evaluation tape ends with the loss.
+// A training tape consists of forward, loss and backward, in which operations of forward may be
+// executed again; an evaluation tape ends with the loss.
 //
 // Values and pure functions; thread-safe.
 #pragma once
@@ -36,8 +37,9 @@ struct TapeBuffer {
   // The first and the last operation that uses the buffer.
   int first = 0;
   int last = 0;
-  // The buffer's offset in the block, in words.
+  // The buffer's offset in the block, in words; or in the memory of a pass (SeparatePasses).
   int64_t offset = 0;
+  bool of_pass = false;
 };
 
 enum class TapeOpKind {
@@ -87,6 +89,9 @@ struct TapeOp {
   int scorer = kNone;
   int64_t chunk_rows = 0;
   bool in_loss = false;
+  // kForward, kMove: executed again for backward (plan/recomputation.h). A batch norm then has its
+  // statistics in `saved` already.
+  bool again = false;
   // Whether the result may overwrite an operand that has no later use; they become one buffer.
   bool in_place = false;
   Move move;
@@ -135,8 +140,9 @@ struct Tape {
   // Training with a sample of classes: the sampled classes, and the labels of this rank's rows of
   // the layer that scores them. 0 on ranks without this layer.
   int64_t candidates = 0;
-  // Size of the block.
+  // Size of the block, and of the memory of a pass.
   int64_t words = 0;
+  int64_t pass_words = 0;
   // The number of receives in a pass, over all ranks: `order` of sends and receives is below it.
   int orders = 0;
 };
@@ -144,10 +150,6 @@ struct Tape {
 // The layout in which ranks load the batch: samples split as in the first layer, each sample whole;
 // at the coordinates of the layers that read the batch if these are equal, otherwise on all ranks.
 Layout InputLayout(const Graph& graph, const Plan& plan);
-
-// By layer: whether the gradient of its output is needed, because it or a layer before it has
-// parameters.
-std::vector<bool> LayersWithGradient(const Graph& graph);
 
 // Which operations are fused (fusion.cc), and whether scores are computed in chunks. The results
 // have the same bits, except gradients that are added up over chunks.
@@ -166,6 +168,12 @@ enum class Fusion {
 // Requires: not Fusion::kOff.
 void FuseOperations(const Graph& graph, Fusion fusion, Tape& tape);
 void AssignMemory(Tape& tape);
+
+// For several micro-batches in flight, which have a block each: places the buffers that live in one
+// pass only, and that no message uses, in memory behind the blocks, which all passes share; unless
+// two micro-batches would then take more memory.
+// Requires: a training tape.
+void SeparatePasses(Tape& tape);
 
 // `graph`: of training; an evaluation tape is one of graph.ForEvaluation().
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32

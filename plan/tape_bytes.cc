@@ -57,7 +57,7 @@ class ByteCounter {
   int64_t Forward() const {
     if (layer_.kind == LayerKind::kAdd) return Sum(op_.x);
     // Batch norm computes statistics first.
-    const bool twice = layer_.kind == LayerKind::kBatchNorm && tape_.training;
+    const bool twice = layer_.kind == LayerKind::kBatchNorm && tape_.training && !op_.again;
     return (twice ? 2 : 1) * Of(op_.x) + Of(op_.addend) + Of(op_.saved) + Of(op_.scratch) +
            Of(op_.y);
   }

@@ -14,6 +14,15 @@
 // the operand's buffer, so operations are considered in execution order. The largest gain is the
 // loss of a language model: its scores, one for each token and class, become their gradient.
 //
+// With several micro-batches in flight (plan/pipeline.h), each has a block of its own, but many
+// buffers live in one pass only: gradients of activations, scratch memory and what is recomputed.
+// SeparatePasses assigns these to memory that all passes share, because a rank executes one pass
+// after the other. Buffers of sends and receives remain in the block, since messages may be on
+// their way while another pass is executed. Both parts are packed by the same heuristic. A block in
+// which all buffers are packed together may take less than the two parts, because what lives in one
+// pass takes the places of what is no longer needed. If of t words k remain in the block and p are
+// shared, k n + p <= t n holds for every number n >= 2 of micro-batches if it holds for 2.
+//
 // Invariants (tape_test): two buffers that are alive at the same operation do not overlap, and
 // buffers of concurrent operations count as alive in both. Cost: quadratic in buffers, at most a
 // few thousand.
@@ -136,17 +145,19 @@ bool LiveTogether(const TapeBuffer& a, const TapeBuffer& b) {
   return a.first <= b.last && b.first <= a.last;
 }
 
-// Largest first, each at the lowest offset that is free throughout its lifetime.
-void Pack(Tape& tape) {
+// Largest first, each at the lowest offset that is free throughout its lifetime. Returns the size
+// of the memory.
+int64_t Pack(Tape& tape, bool of_pass) {
   std::vector<int> order(tape.buffers.size());
   std::iota(order.begin(), order.end(), 0);
   const auto& buffers = tape.buffers;
   std::stable_sort(order.begin(), order.end(),
                    [&](int a, int b) { return buffers[a].words > buffers[b].words; });
   std::vector<int> placed;  // by offset
+  int64_t words = 0;
   for (const int number : order) {
     TapeBuffer& buffer = tape.buffers[number];
-    if (buffer.words == 0) continue;
+    if (buffer.words == 0 || buffer.of_pass != of_pass) continue;
     int64_t offset = 0;
     for (const int other : placed) {
       const TapeBuffer& taken = tape.buffers[other];
@@ -156,13 +167,14 @@ void Pack(Tape& tape) {
       offset = std::max(offset, (end + kAlignment - 1) / kAlignment * kAlignment);
     }
     buffer.offset = offset;
-    tape.words = std::max(tape.words, offset + buffer.words);
+    words = std::max(words, offset + buffer.words);
     placed.insert(std::upper_bound(placed.begin(), placed.end(), number,
                                    [&](int a, int b) {
                                      return tape.buffers[a].offset < tape.buffers[b].offset;
                                    }),
                   number);
   }
+  return words;
 }
 
 }  // namespace
@@ -170,7 +182,30 @@ void Pack(Tape& tape) {
 void AssignMemory(Tape& tape) {
   FindLifetimes(tape);
   ShareInPlace(tape);
-  Pack(tape);
+  tape.words = Pack(tape, /*of_pass=*/false);
+}
+
+void SeparatePasses(Tape& tape) {
+  const auto op_of_loss = std::find_if(tape.ops.begin(), tape.ops.end(), [](const TapeOp& op) {
+    return op.kind == TapeOpKind::kLoss;
+  });
+  const int loss = op_of_loss - tape.ops.begin();
+  const std::vector<TapeBuffer> together = tape.buffers;
+  for (TapeBuffer& buffer : tape.buffers) {
+    buffer.of_pass = buffer.last <= loss || buffer.first > loss;
+  }
+  for (TapeOp& op : tape.ops) {
+    if (op.kind != TapeOpKind::kSend && op.kind != TapeOpKind::kReceive) continue;
+    for (const int* number : BuffersOf(op)) tape.buffers[*number].of_pass = false;
+  }
+  const int64_t block = Pack(tape, /*of_pass=*/false);
+  const int64_t pass = Pack(tape, /*of_pass=*/true);
+  if (2 * block + pass > 2 * tape.words) {
+    tape.buffers = together;
+    return;
+  }
+  tape.words = block;
+  tape.pass_words = pass;
 }
 
 }  // namespace cadre

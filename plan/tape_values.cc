@@ -72,16 +72,4 @@ Layout InputLayout(const Graph& graph, const Plan& plan) {
   return layout;
 }
 
-std::vector<bool> LayersWithGradient(const Graph& graph) {
-  std::vector<bool> needs_gradient;
-  for (const GraphLayer& layer : graph.layers()) {
-    needs_gradient.push_back(
-        layer.has_parameters() ||
-        std::any_of(layer.inputs.begin(), layer.inputs.end(), [&](int producer) {
-          return producer != Graph::kInput && needs_gradient[producer];
-        }));
-  }
-  return needs_gradient;
-}
-
 }  // namespace cadre

@@ -62,6 +62,9 @@ std::string SignatureOf(const v1::Plan& plan) {
       if (axes.count(at.axis()) != 0) absl::StrAppend(&signature, " @", at.axis(), at.coordinate());
     }
   }
+  for (const v1::RecomputedBlock& block : plan.recomputed()) {
+    absl::StrAppend(&signature, "\n+ ", block.first(), "\n- ", block.last());
+  }
   return signature;
 }
 

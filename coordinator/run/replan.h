@@ -24,7 +24,7 @@ inline constexpr double kMinGain = 0.1;
 inline constexpr double kGainOverCost = 5;
 inline constexpr absl::Duration kMinChangeCost = absl::Seconds(1);
 
-// Equal for plans with equal mesh and layouts; buckets do not matter.
+// Equal for plans with equal mesh, layouts and recomputed blocks; buckets do not matter.
 std::string SignatureOf(const v1::Plan& plan);
 
 // Measured plans of one group slot, over all its generations; bounded in number.

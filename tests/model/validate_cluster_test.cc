@@ -24,6 +24,11 @@ TEST(ValidateClusterTest, WaitForAggregatorsHasLimits) {
   });
 }
 
+TEST(ValidateClusterTest, Recomputation) {
+  ExpectProblems(
+      {{"", "cluster { recompute: 4 }", "cluster.recompute", "is 4; give AUTO, OFF or ALL"}});
+}
+
 TEST(ValidateClusterTest, Clusters) {
   ExpectProblems({
       {"averaging", "", "averaging.every_steps", "requires a single group; there are 2 groups"},

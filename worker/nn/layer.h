@@ -63,6 +63,7 @@ struct LayerTensors {
   // As in TapeOp.
   bool relu = false;
   bool adds_dx = false;
+  bool again = false;
   ConstValues addend;
   ConstValues other_dy;
   Values total_dy;

@@ -249,7 +249,9 @@ absl::Status Network::Moving(const std::function<absl::Status()>& wait) {
 }
 
 absl::Status Network::Before(const TapeOp& op) {
-  const bool uses_weights = op.kind == TapeOpKind::kForward && !graph_[op.layer].parameters.empty();
+  // Weights that are used again have been there since the forward pass.
+  const bool uses_weights =
+      op.kind == TapeOpKind::kForward && !op.again && !graph_[op.layer].parameters.empty();
   return uses_weights && listener_ != nullptr ? listener_->BeforeForward(op.layer)
                                               : absl::OkStatus();
 }
@@ -350,6 +352,7 @@ LayerTensors Network::TensorsOf(const Program& program, const TapeOp& op) {
                        .dy = Buffer(program, op.dy),
                        .relu = op.relu,
                        .adds_dx = op.adds_dx,
+                       .again = op.again,
                        .addend = Buffer(program, op.addend),
                        .other_dy = Buffer(program, op.other_dy),
                        .total_dy = Buffer(program, op.total_dy)};

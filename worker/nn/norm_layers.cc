@@ -49,9 +49,10 @@ class BatchNorm final : public Layer {
   absl::Status Forward(const PassContext& pass, const LayerTensors& t) override {
     const std::span<float> mean = t.saved_floats().first(channels());
     const std::span<float> inverse = t.saved_floats().subspan(channels(), channels());
-    if (pass.training) {
+    // A batch that is computed again has kept its statistics.
+    if (pass.training && !t.again) {
       CADRE_RETURN_IF_ERROR(TakeStatistics(pass, t.x[0], mean, inverse));
-    } else {
+    } else if (!pass.training) {
       kernels_.memory().Copy(parameters_[kMean].value, mean);
       kernels_.norm().BatchNormInverse(epsilon_, parameters_[kVariance].value, inverse);
     }

@@ -42,6 +42,7 @@ std::unique_ptr<Program> Programs::Make(int64_t samples, bool training) {
   program->tape =
       MakeTape(graph, plan_, comms_.rank(), samples, training, kernels_.activation_type(), fusion_,
                device_.is_host() ? v1::Cluster::CPU : v1::Cluster::CUDA);
+  if (training && in_flight_ > 1) SeparatePasses(program->tape);
   const Tape& tape = program->tape;
   orders_ = tape.orders;
   for (int l = 0; l + 1 < graph.size(); ++l) {
@@ -85,7 +86,8 @@ void Programs::ReserveFor(const Program& program) {
                                                       labels_of_layers_[LayerAtPeak(tape)]));
   bool moved = false;
   const int64_t block_words = tape.training ? std::max(block_words_, tape.words) : block_words_;
-  const int64_t words = std::max(in_flight_ * block_words, tape.words);
+  const int64_t pass_words = std::max(pass_words_, tape.pass_words);
+  const int64_t words = std::max(in_flight_ * block_words + pass_words, tape.words);
   if (words > std::ssize(memory_.span())) {
     moved = memory_.size() > 0;
     // Frees the old memory first, to keep the peak low.
@@ -96,6 +98,7 @@ void Programs::ReserveFor(const Program& program) {
     moved = moved || block_words_ > 0;
     block_words_ = block_words;
   }
+  pass_words_ = pass_words;
   device_.set_allocation_label(absl::StrCat("for batches of ", tape.samples));
   for (const TapeOp& op : tape.ops) {
     if (!PacksOutsideOfTape(op)) continue;
@@ -111,8 +114,9 @@ Values Programs::Buffer(const Program& program, int number, int micro_batch) {
   const TapeBuffer& buffer = program.tape.buffers[number];
   if (buffer.elements == 0) return {nullptr, 0, buffer.type};
   // Offsets and sizes in memory count units of four bytes; elements may be narrower.
+  const int blocks = buffer.of_pass ? in_flight_ : BlockOf(micro_batch);
   const std::span<float> memory =
-      memory_.span().subspan(BlockOf(micro_batch) * block_words_ + buffer.offset, buffer.words);
+      memory_.span().subspan(blocks * block_words_ + buffer.offset, buffer.words);
   return Values(memory.data(), buffer.elements, buffer.type);
 }
 

@@ -2,7 +2,8 @@
 // memory of their buffers.
 //
 // All programs share one block of memory for each micro-batch in flight, as large as the largest
-// training program. Evaluation, of one batch at a time, may extend over several blocks.
+// training program requires and, behind the blocks if there are several, the memory of a pass
+// (SeparatePasses of plan/tape.h). Evaluation, of one batch at a time, may extend over all of it.
 //
 // Owns layers and memory; borrows everything else. Thread-compatible.
 #pragma once
@@ -104,8 +105,9 @@ class Programs {
   std::map<std::pair<int64_t, bool>, std::unique_ptr<Program>> programs_;
   uint32_t orders_ = 0;
   DeviceArray<float> memory_;
-  // Size of a block.
+  // Size of a block, and of the memory of a pass.
   int64_t block_words_ = 0;
+  int64_t pass_words_ = 0;
   int in_flight_ = 1;
   int64_t memory_moves_ = 0;
   NetworkInput batches_;

@@ -151,6 +151,8 @@ void StepProfile::CountCopies() {
 void StepProfile::AddWork(const Tape& tape, const TapeOp& op, double seconds) {
   StepSums& step = steps_.back();
   step.compute += seconds;
+  // A layer's times are those of one forward and one backward pass.
+  if (op.again) return;
   PassSums& pass = step.passes[tape.samples];
   pass.forward.resize(replica_.graph().size());
   pass.backward.resize(replica_.graph().size());

@@ -64,13 +64,14 @@ const char* NameOf(TapeOpKind kind) {
 void TapeTrace::Played(const Tape& /*tape*/, const TapeOp& op, absl::Time begin, double seconds) {
   if (!trace_.on()) return;
   const absl::Duration duration = absl::Seconds(seconds);
-  trace_.Add({.name = absl::StrCat(NameOf(op.kind), " ", graph_[op.layer].name),
-              .category = IsMove(op) ? "move" : "compute",
-              .track = 0,
-              .begin_us = absl::ToUnixMicros(begin),
-              .duration_us = absl::ToInt64Microseconds(duration),
-              .bytes = IsMove(op) ? op.move.elements_sent() * 4 : -1,
-              .step = step_});
+  trace_.Add(
+      {.name = absl::StrCat(op.again ? "again: " : "", NameOf(op.kind), " ", graph_[op.layer].name),
+       .category = IsMove(op) ? "move" : "compute",
+       .track = 0,
+       .begin_us = absl::ToUnixMicros(begin),
+       .duration_us = absl::ToInt64Microseconds(duration),
+       .bytes = IsMove(op) ? op.move.elements_sent() * 4 : -1,
+       .step = step_});
 }
 
 v1::Traced TracedFrom(std::vector<TraceInterval> intervals, uint64_t dropped, size_t max_events) {

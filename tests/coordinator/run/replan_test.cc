@@ -43,6 +43,10 @@ TEST(ReplanTest, SignatureIgnoresBuckets) {
   EXPECT_EQ(SignatureOf(plan), both) << "the order of the splits is ignored";
   EXPECT_NE(SignatureOf(PlanOf("data", 2)), signature);
   EXPECT_NE(SignatureOf(PlanOf("model")), signature);
+  v1::RecomputedBlock& block = *plan.add_recomputed();
+  block.set_first("fc1");
+  block.set_last("fc1");
+  EXPECT_NE(SignatureOf(plan), both);
 }
 
 TEST(ReplanTest, SignatureHasTheAxesOfEverySplit) {

@@ -119,6 +119,17 @@ TEST_P(DeviceNetwork, EqualsTheHost) {
   EXPECT_EQ(found->samples, expected->samples);
 }
 
+TEST_P(DeviceNetwork, RecomputationKeepsBits) {
+  const double loss = rank_.Loss();
+  for (const std::vector<Interval>& blocks : testing::BlocksOf(rank_.graph())) {
+    const EmulatedRank emulated = MakeEmulatedRank(
+        {.mode = Mode::kInline, .precision = GetParam().precision, .memory = 64 << 20});
+    OneRank recomputing(GetParam().model, *emulated.kernels, blocks);
+    EXPECT_EQ(recomputing.Loss(), loss);
+    EXPECT_EQ(Gradients(recomputing), Gradients(rank_)) << blocks.size() << " blocks";
+  }
+}
+
 TEST_P(DeviceNetwork, FusionKeepsBits) {
   const EmulatedRank emulated = MakeEmulatedRank(
       {.mode = Mode::kInline, .precision = GetParam().precision, .memory = 64 << 20});

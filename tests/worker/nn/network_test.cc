@@ -96,6 +96,31 @@ TEST_P(NetworkFusion, KeepsBits) {
   }
 }
 
+TEST_P(NetworkFusion, RecomputationKeepsBits) {
+  for (const char* model : {kImages, kResiduals, kTokens, kTranslation, kSampled, kSampledTied}) {
+    for (const Fusion fusion : {Fusion::kOff, Fusion::kHost}) {
+      const std::unique_ptr<Backend> kernels = Make();
+      if (kernels == nullptr) GTEST_SKIP() << "the processor lacks AVX512_BF16";
+      OneRank whole(model, *kernels);
+      whole.network().set_fusion(fusion);
+      const double loss = whole.Loss();
+      for (const std::vector<Interval>& blocks : testing::BlocksOf(whole.graph())) {
+        OneRank recomputing(model, *kernels, blocks);
+        recomputing.network().set_fusion(fusion);
+        // Twice, because a pass must not change what the next one reads.
+        EXPECT_EQ(recomputing.Loss(), loss);
+        EXPECT_EQ(recomputing.Loss(), loss);
+        for (int b = 0; b < whole.store().buckets(); ++b) {
+          EXPECT_THAT(recomputing.store().gradients(b),
+                      ::testing::ElementsAreArray(whole.store().gradients(b)))
+              << model << blocks.size() << " blocks";
+        }
+        EXPECT_EQ(recomputing.loss_of_pass().backward(), 2 * whole.loss_of_pass().backward());
+      }
+    }
+  }
+}
+
 TEST_P(NetworkFusion, ScoresInChunksGiveTheSame) {
   for (const char* model : {testing::kManyScores, testing::kManyTiedScores}) {
     const std::unique_ptr<Backend> first = Make(), second = Make();

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "comm/transport/thread_transport.h"
 #include "kernels/backend.h"
 #include "plan/ownership.h"
+#include "plan/recomputation.h"
 #include "tests/base/expect.h"
 #include "worker/nn/network.h"
 #include "worker/nn/parameter_store.h"
@@ -226,12 +228,28 @@ class CountingObserver final : public TapeObserver {
   int64_t ops_ = 0;
 };
 
+// Divisions of a model's layers into blocks that are recomputed.
+inline std::vector<std::vector<Interval>> BlocksOf(const Graph& graph) {
+  const int64_t layers = graph.size() - 1;
+  std::vector<std::vector<Interval>> divisions = {RecomputationBlocks(graph), {{0, layers}}};
+  for (const int64_t size : {1, 2, 3, 5}) {
+    divisions.emplace_back();
+    for (int64_t l = 0; l < layers; l += size) {
+      divisions.back().push_back({l, std::min(l + size, layers)});
+    }
+  }
+  // Others are not recomputed.
+  divisions.push_back({{1, 4}, {5, layers - 1}});
+  return divisions;
+}
+
 class OneRank {
  public:
   // On the reference back end.
   explicit OneRank(const char* model) : OneRank(model, nullptr, MakeReferenceBackend()) {}
-  // Borrows the kernels.
-  OneRank(const char* model, Backend& kernels) : OneRank(model, &kernels, nullptr) {}
+  // Borrows the kernels. `recomputed`: as in Plan.
+  OneRank(const char* model, Backend& kernels, std::vector<Interval> recomputed = {})
+      : OneRank(model, &kernels, nullptr, std::move(recomputed)) {}
 
   const Graph& graph() const { return graph_; }
   const ParameterIndex& index() const { return index_; }
@@ -272,7 +290,8 @@ class OneRank {
   }
 
  private:
-  OneRank(const char* model, Backend* kernels, std::unique_ptr<Backend> owned)
+  OneRank(const char* model, Backend* kernels, std::unique_ptr<Backend> owned,
+          std::vector<Interval> recomputed = {})
       : owned_(std::move(owned)), kernels_(kernels == nullptr ? *owned_ : *kernels) {
     auto graph = Graph::FromModel(Parse<v1::Model>(model));
     EXPECT_TRUE(graph.ok()) << graph.status();
@@ -282,6 +301,7 @@ class OneRank {
       plan_.layers.push_back(*LayOut(layer, plan_.mesh, {}));
     }
     plan_.buckets = MakeBuckets(plan_.layers, plan_.mesh, index_);
+    plan_.recomputed = std::move(recomputed);
     comms_ = std::make_unique<MeshCommunicators>(*transports_[0], plan_.mesh);
     store_ = std::make_unique<ParameterStore>(index_, OwnershipOf(plan_, index_, 0), 3, kernels_);
     network_ = std::make_unique<Network>(graph_, index_, plan_, 3, kernels_, *store_, *comms_);
