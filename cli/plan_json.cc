@@ -13,6 +13,7 @@
 #include "cli/plan_render.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
+#include "plan/recomputation.h"
 #include "plan/search/prediction.h"
 
 namespace cadre {
@@ -71,6 +72,8 @@ Json RunnerUpJson(const PlanReport& report, size_t layer) {
 // One entry per layer, in the order of the graph.
 Json LayersJson(const PlanReport& report) {
   Json layers = Json::array();
+  const std::vector<RecomputedLayer> recomputed = RecomputedLayers(
+      report.question->graph, report.chosen->plan.recomputed, report.chosen->plan.layers);
   for (size_t l = 0; l < report.chosen->plan.layers.size(); ++l) {
     const LayerLayouts& layer = report.chosen->plan.layers[l];
     const LayerPrediction& cost = report.chosen->prediction.layers[l];
@@ -79,6 +82,7 @@ Json LayersJson(const PlanReport& report) {
                       {"splits", SplitsJson(layer.splits)},
                       {"at", CoordinatesJson(layer.at)},
                       {"output", layer.output.ToString()},
+                      {"recomputed", recomputed[l].forward},
                       {"forward_seconds", cost.compute.forward},
                       {"backward_seconds", cost.compute.backward},
                       {"words", cost.elements()},
@@ -221,6 +225,7 @@ Json VariationJson(const Variation& variation) {
           {"changes", variation.changes()},
           {"other_mesh", variation.other_mesh},
           {"other_layers", variation.other_layers},
+          {"other_blocks", variation.other_blocks},
           {"note", variation.note}};
 }
 

@@ -173,8 +173,12 @@ std::string ValueText(const Variation& variation) {
 std::string EffectText(const Variation& variation) {
   if (!variation.candidate) return variation.note;
   if (!variation.changes()) return "same plan";
-  return absl::StrCat(variation.other_mesh ? "another mesh" : "same mesh", ", ",
-                      variation.other_layers, " layers split differently");
+  return absl::StrCat(
+      variation.other_mesh ? "another mesh" : "same mesh", ", ", variation.other_layers,
+      " layers split differently",
+      variation.other_blocks
+          ? absl::StrCat(", ", variation.candidate->plan.recomputed.size(), " recomputed blocks")
+          : "");
 }
 
 std::string SensitivityText(const std::vector<Variation>& variations) {

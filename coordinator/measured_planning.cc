@@ -21,10 +21,12 @@
 #include "model/parameter_index.h"
 #include "plan/cluster_profile.h"
 #include "plan/layer_part.h"
+#include "plan/memory_fit.h"
 #include "plan/norm_statistics.h"
 #include "plan/placed_memory.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
+#include "plan/recomputation.h"
 #include "plan/search/hardware_model.h"
 #include "plan/search/plan_problem.h"
 #include "plan/search/planner.h"
@@ -146,11 +148,16 @@ Plan WithoutLink(const SearchInput& input, Plan plan) {
                          v1::LinkProfile::KIND_UNSPECIFIED);
 }
 
-absl::Status CheckMemory(const PlanQuery& query, const Graph& graph, const ParameterIndex& index,
-                         const Plan& plan) {
+std::vector<int64_t> LimitsOf(const PlanQuery& query) {
   std::vector<int64_t> limits;
   for (const RankResources& rank : query.ranks) limits.push_back(rank.memory_bytes);
-  return CheckPlacedMemory(query.spec, graph, index, plan, query.spec.cluster().device(), limits);
+  return limits;
+}
+
+absl::Status CheckMemory(const PlanQuery& query, const Graph& graph, const ParameterIndex& index,
+                         const Plan& plan) {
+  return CheckPlacedMemory(query.spec, graph, index, plan, query.spec.cluster().device(),
+                           LimitsOf(query));
 }
 
 absl::Status CheckMemory(const PlanQuery& query, const v1::Plan& proto) {
@@ -158,6 +165,20 @@ absl::Status CheckMemory(const PlanQuery& query, const v1::Plan& proto) {
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   CADRE_ASSIGN_OR_RETURN(const Plan plan, PlanFromProto(proto, graph, index));
   return CheckMemory(query, graph, index, plan);
+}
+
+// Under AUTO, the plan of the rules recomputes as few blocks as the memory of the ranks requires.
+absl::StatusOr<v1::Plan> FitIntoMemory(const PlanQuery& query, v1::Plan by_rules) {
+  const v1::Recomputation::Choice choice = query.spec.cluster().recompute();
+  const bool automatic =
+      choice == v1::Recomputation::CHOICE_UNSPECIFIED || choice == v1::Recomputation::AUTO;
+  if (!automatic || MinKnown(query.ranks, &RankResources::memory_bytes) == 0) return by_rules;
+  CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(query.spec.model()));
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  CADRE_ASSIGN_OR_RETURN(Plan plan, PlanFromProto(by_rules, graph, index));
+  RecomputeAsNeeded(query.spec, graph, index, query.spec.cluster().device(), LimitsOf(query),
+                    RecomputationBlocks(graph), plan);
+  return PlanToProto(plan, index);
 }
 
 absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
@@ -188,14 +209,18 @@ absl::StatusOr<std::vector<GroupPlan>> MeasuredPlanning::PlansFor(const PlanQuer
   CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, MakePlan(query.spec, std::ssize(query.ranks)));
   if (PlacesLayers(query.spec.cluster())) {
     // The search does not compare plans whose layers are placed by pins.
+    CADRE_ASSIGN_OR_RETURN(by_rules, FitIntoMemory(query, std::move(by_rules)));
     CADRE_RETURN_IF_ERROR(CheckMemory(query, by_rules));
-  } else if (IsKnown(query)) {
+    return std::vector<GroupPlan>{{.plan = std::move(by_rules)}};
+  }
+  if (IsKnown(query)) {
     absl::StatusOr<std::vector<GroupPlan>> found = SearchPlans(query);
     if (found.ok()) return found;
     LOG(WARNING) << "run '" << query.spec.name() << "', " << query.ranks.size()
                  << " ranks: using the plan of the rules because the search failed: "
                  << found.status();
   }
+  CADRE_ASSIGN_OR_RETURN(by_rules, FitIntoMemory(query, std::move(by_rules)));
   return std::vector<GroupPlan>{{.plan = std::move(by_rules)}};
 }
 

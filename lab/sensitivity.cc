@@ -8,6 +8,8 @@
 #include <cmath>
 #include <utility>
 
+#include "plan/search/recomputing_search.h"
+
 namespace cadre {
 namespace {
 
@@ -30,6 +32,7 @@ Variation SearchVariation(const SearchResult& answer, const PlanProblem& problem
   variation.candidate = std::move(searched->best);
   const Plan& plan = variation.candidate->plan;
   variation.other_mesh = !(plan.mesh == answer.best.plan.mesh);
+  variation.other_blocks = plan.recomputed != answer.best.plan.recomputed;
   for (size_t l = 0; l < plan.layers.size(); ++l) {
     const LayerLayouts& before = answer.best.plan.layers[l];
     if (plan.layers[l].splits != before.splits || plan.layers[l].at != before.at) {
@@ -59,11 +62,18 @@ std::vector<Variation> VaryInputs(const PlanQuestion& question, const SearchResu
     variation.value = problem.batch;
     variations.push_back(SearchVariation(answer, problem, std::move(variation)));
   }
-  PlanProblem problem = question.problem;
-  problem.hardware.memory_bytes = std::max<int64_t>(1, answer.best.prediction.memory_bytes - 1);
-  Variation memory{.what = "memory"};
-  memory.value = problem.hardware.memory_bytes;
-  variations.push_back(SearchVariation(answer, problem, std::move(memory)));
+  const auto with_less_memory_than = [&](int64_t bytes) {
+    PlanProblem problem = question.problem;
+    problem.hardware.memory_bytes = std::max<int64_t>(1, bytes - 1);
+    Variation memory{.what = "memory"};
+    memory.value = problem.hardware.memory_bytes;
+    return SearchVariation(answer, problem, std::move(memory));
+  };
+  variations.push_back(with_less_memory_than(answer.best.prediction.memory_bytes));
+  // The search may know the plan's exact memory, which is less than what it predicts.
+  if (!variations.back().changes()) {
+    variations.back() = with_less_memory_than(MemoryOf(question.problem, answer.best));
+  }
   return variations;
 }
 

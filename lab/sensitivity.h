@@ -28,8 +28,9 @@ struct Variation {
   // that are split differently.
   bool other_mesh = false;
   int other_layers = 0;
+  bool other_blocks = false;
 
-  bool changes() const { return other_mesh || other_layers > 0 || !candidate; }
+  bool changes() const { return other_mesh || other_layers > 0 || other_blocks || !candidate; }
 };
 
 // Varies the bandwidth by 1/4, 1/2, 2 and 4, the batch by 1/2 and 2, and limits memory to one byte

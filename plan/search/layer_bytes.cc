@@ -1,6 +1,7 @@
 #include "plan/search/layer_bytes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -199,7 +200,7 @@ int64_t ParameterBytes(const PlanProblem& problem, int64_t elements, int64_t own
 
 int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
                         std::span<const Parts> inputs, const Parts& output, int64_t heads,
-                        int in_flight) {
+                        const RecomputedLayer& again, int in_flight) {
   const int64_t samples = LargestMicroBatch(problem);
   int64_t input_elements = 0;
   for (size_t i = 0; i < layer.inputs.size(); ++i) {
@@ -234,15 +235,20 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   if (layer.kind == LayerKind::kAttention) {
     here.heads = LargestPart(layer.parameters[0].shape[0], heads);
   }
-  const int64_t training =
+  int64_t training =
       (saved.x ? input_words : 0) + saved_y + SavedWords(problem, layer, here) + transient;
+  if (again.in_block) {
+    const int64_t statistics = layer.kind == LayerKind::kBatchNorm ? 2 * features : 0;
+    training = std::ceil(static_cast<double>(training) * again.share_in_memory) + statistics +
+               (again.keeps_output ? Words(problem, output_elements) : 0);
+  }
   const int64_t evaluation = Words(problem, EvaluationElements(problem, layer, inputs[0], output));
   return kBytesPerWord * (UploadElements(problem, layer, input_elements, output_elements) +
                           std::max(in_flight * training, evaluation));
 }
 
 int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
-                   const LayerLayouts& layouts, int in_flight) {
+                   const LayerLayouts& layouts, const RecomputedLayer& again, int in_flight) {
   const GraphLayer& graph_layer = (*problem.graph)[layer];
   int64_t bytes = 0;
   int64_t heads = 1;
@@ -265,7 +271,7 @@ int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
     inputs.push_back(PartsOf(mesh, layouts.inputs[i], graph_layer.input_shapes[i].rank() + 1));
   }
   const Parts output = PartsOf(mesh, layouts.output, graph_layer.output.rank() + 1);
-  return bytes + ActivationBytes(problem, graph_layer, inputs, output, heads, in_flight);
+  return bytes + ActivationBytes(problem, graph_layer, inputs, output, heads, again, in_flight);
 }
 
 }  // namespace cadre

@@ -24,6 +24,7 @@
 
 #include "model/graph.h"
 #include "model/op_indices.h"
+#include "plan/recomputation.h"
 #include "plan/search/compact_layout.h"
 #include "plan/search/plan_problem.h"
 #include "tensor/mesh.h"
@@ -46,12 +47,14 @@ bool FollowsNorm(const Graph& graph, const GraphLayer& layer);
 using Parts = std::array<int64_t, kMaxDimensions>;
 // For each micro-batch in flight (plan/pipeline.h), or for an evaluation batch if that needs more.
 // `inputs`: one entry for each input, or one for all. `heads`: parts of an attention's heads.
+// `again`: an estimate if the layer is in a block (RecomputedLayer::share_in_memory).
 int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
                         std::span<const Parts> inputs, const Parts& output, int64_t heads,
-                        int in_flight = 1);
+                        const RecomputedLayer& again, int in_flight = 1);
 
 // Parameters of a layer, and its activations.
 int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
-                   const LayerLayouts& layouts, int in_flight = 1);
+                   const LayerLayouts& layouts, const RecomputedLayer& again = {},
+                   int in_flight = 1);
 
 }  // namespace cadre

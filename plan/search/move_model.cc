@@ -34,6 +34,7 @@
 
 #include "model/ops/operation.h"
 #include "plan/cost/communication_cost.h"
+#include "plan/recomputation.h"
 #include "plan/tape.h"
 #include "tensor/interval.h"
 #include "tensor/move.h"
@@ -421,6 +422,8 @@ std::vector<LayerMoves> MovesOf(const PlanProblem& problem, const Plan& plan) {
   const std::vector<bool> needs_gradient = LayersWithGradient(graph);
   const CompactLayout given = mesh.Compact(InputLayout(graph, plan));
   const double samples = 1.0 * problem.batch / problem.micro_batches;
+  const std::vector<RecomputedLayer> recomputed =
+      RecomputedLayers(graph, plan.recomputed, plan.layers);
   std::vector<LayerMoves> moves(graph.size());
   for (int l = 0; l < graph.size(); ++l) {
     const GraphLayer& layer = graph[l];
@@ -433,7 +436,10 @@ std::vector<LayerMoves> MovesOf(const PlanProblem& problem, const Plan& plan) {
       if (producer != Graph::kInput) {
         from = mesh.Compact(plan.layers[producer].output);
       }
-      moves[l].forward += model.Forward(whole, from, mesh.Compact(layouts.inputs[i]), halo);
+      const MoveEstimate to_input =
+          model.Forward(whole, from, mesh.Compact(layouts.inputs[i]), halo);
+      moves[l].forward += to_input;
+      if (recomputed[l].inputs) moves[l].backward += to_input;
       if (producer == Graph::kInput || !needs_gradient[producer]) continue;
       from.partial = 0;
       moves[l].backward +=

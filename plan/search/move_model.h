@@ -29,7 +29,8 @@ struct MoveEstimate {
 };
 
 // The moves to all inputs of a layer together (forward), and the moves of the gradients back to the
-// producers (backward), for one micro-batch.
+// producers (backward), for one micro-batch. Backward includes moves to the inputs of layers that
+// the plan recomputes.
 struct LayerMoves {
   MoveEstimate forward;
   MoveEstimate backward;

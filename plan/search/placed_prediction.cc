@@ -137,8 +137,9 @@ class Simulation {
       pass_begin = time.end;
     }
   };
-  // Identifies an exchange on all its members: micro-batch, kind, layer, input, step.
-  using ExchangeKey = std::tuple<int, TapeOpKind, int, int, size_t, std::vector<int>>;
+  // Identifies an exchange on all its members: micro-batch, kind, whether it is executed again,
+  // layer, input, step.
+  using ExchangeKey = std::tuple<int, TapeOpKind, bool, int, int, size_t, std::vector<int>>;
   struct Meeting {
     int arrived = 0;
     double begin = 0;
@@ -273,8 +274,8 @@ class Simulation {
     double end = rank.time.end;
     for (size_t s = 0; s < op.move.steps.size(); ++s) {
       const Exchange& step = op.move.steps[s];
-      Meeting& meeting = meetings_[{rank.passes[rank.pass].micro_batch, op.kind, op.layer, op.input,
-                                    s, step.members}];
+      Meeting& meeting = meetings_[{rank.passes[rank.pass].micro_batch, op.kind, op.again, op.layer,
+                                    op.input, s, step.members}];
       // Each member adds itself once.
       if (entered_.insert({current_, &meeting}).second) {
         ++meeting.arrived;

@@ -219,7 +219,10 @@ absl::StatusOr<Pins> PinsOf(const v1::RunSpec& spec, const Graph& graph, int ran
 absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& graph,
                                       const ParameterIndex& index, int ranks,
                                       HardwareModel hardware) {
-  PlanProblem problem{.graph = &graph, .index = &index, .ranks = ranks};
+  PlanProblem problem{.spec = std::make_shared<v1::RunSpec>(spec),
+                      .graph = &graph,
+                      .index = &index,
+                      .ranks = ranks};
   problem.batch = std::max<int64_t>(1, spec.batch_per_group());
   problem.micro_batches = OrOne(spec.micro_batches());
   problem.pipeline = spec.cluster().pipeline();
@@ -233,6 +236,7 @@ absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& grap
   problem.update_together = spec.optimizer().clip_norm() > 0 || UsesTensorNorms(spec.optimizer());
   problem.overlap = spec.cluster().overlap() != v1::Cluster::OFF;
   problem.collectives = spec.cluster().collectives();
+  problem.recompute = spec.cluster().recompute();
   problem.hardware = std::move(hardware);
   CADRE_ASSIGN_OR_RETURN(problem.pins, PinsOf(spec, graph, ranks));
   return problem;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "plan/search/hardware_model.h"
 #include "plan/search/strategy.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "tensor/interval.h"
 #include "tensor/mesh.h"
 
 namespace cadre {
@@ -44,6 +46,8 @@ absl::StatusOr<Pins> PinsOf(const v1::RunSpec& spec, const Graph& graph, int ran
 int LargestDivisor(int ranks, int at_most);
 
 struct PlanProblem {
+  // Null if the problem was not made from a spec.
+  std::shared_ptr<const v1::RunSpec> spec;
   const Graph* graph = nullptr;
   const ParameterIndex* index = nullptr;
   int ranks = 1;
@@ -66,12 +70,15 @@ struct PlanProblem {
   bool overlap = true;
   v1::Cluster::CollectivePolicy collectives = v1::Cluster::AUTO;
   std::optional<int64_t> bucket_elements;
+  v1::Recomputation::Choice recompute = v1::Recomputation::CHOICE_UNSPECIFIED;
+  // The blocks that all plans recompute (plan/recomputation.h); Search sets them.
+  std::vector<Interval> recomputed;
   HardwareModel hardware;
   Strategy strategy = Strategy::kAuto;
   Pins pins;
 };
-// Takes batch, optimiser, micro-batches, pipeline, device, policy and pins from the spec. Errors:
-// those of PinsOf.
+// Takes batch, optimiser, micro-batches, pipeline, device, policies and pins from the spec.
+// Errors: those of PinsOf.
 absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& graph,
                                       const ParameterIndex& index, int ranks,
                                       HardwareModel hardware);

@@ -13,6 +13,7 @@
 #include "plan/norm_statistics.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
+#include "plan/recomputation.h"
 #include "plan/search/plan_problem.h"
 
 namespace cadre {
@@ -195,6 +196,9 @@ absl::StatusOr<Plan> MakePlan(const v1::RunSpec& spec, int ranks, const Graph& g
   CADRE_ASSIGN_OR_RETURN(const Pins pins, PinsIn(spec.cluster(), graph, ranks));
   plan.mesh = pins.mesh.empty() ? MeshFor(spec.cluster(), graph, ranks) : Mesh(pins.mesh);
   CADRE_ASSIGN_OR_RETURN(plan.layers, Rules(graph, plan.mesh, pins).Run());
+  if (spec.cluster().recompute() == v1::Recomputation::ALL) {
+    plan.recomputed = RecomputationBlocks(graph);
+  }
   plan = WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(), link,
                          link_kind, bucket_elements);
   CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));

@@ -15,6 +15,8 @@
 // determines the mesh; plan/search/search.h searches for the best one instead. Pins of the spec are
 // respected. A layer that they place at a coordinate of an axis is not split over that axis.
 //
+// Blocks of layers are recomputed if the spec requests it (Recomputation::ALL).
+//
 // Buckets and their algorithms follow from the links and from spec.cluster.collectives
 // (plan/plan_collectives.h). A coordinator has not measured any links, so its plans leave this
 // choice to the ranks, which measure them.

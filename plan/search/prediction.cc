@@ -19,6 +19,8 @@
 // (placed_prediction.h); its buckets are then assumed to be reduced and updated after backward,
 // without overlap, and the costs of its layers contain no moves.
 //
+// Layers that are recomputed run and receive their inputs a second time, in backward.
+//
 // Not modelled: contention between hosts or groups for a switch, and skew between ranks.
 #include "plan/search/prediction.h"
 
@@ -29,6 +31,7 @@
 #include "plan/cost/overlap.h"
 #include "plan/layer_part.h"
 #include "plan/pipeline.h"
+#include "plan/recomputation.h"
 #include "plan/search/layer_bytes.h"
 #include "plan/search/move_model.h"
 #include "plan/search/placed_prediction.h"
@@ -50,6 +53,7 @@ class Predictor {
   Predictor(const PlanProblem& problem, const Plan& plan)
       : problem_(problem),
         plan_(plan),
+        recomputed_(RecomputedLayers(*problem.graph, plan.recomputed, plan.layers)),
         order_(PassOrderOf(problem.pipeline, problem.micro_batches, *problem.graph, plan)),
         hardware_(problem.hardware) {}
 
@@ -78,9 +82,11 @@ class Predictor {
       const LayerPart part = PartOf(layouts, plan_.mesh, LargestMicroBatch(problem_));
       const LayerSeconds seconds = hardware_.SecondsOf(graph()[l], l, part);
       layer(l).compute = {seconds.forward * problem_.micro_batches,
-                          seconds.backward * problem_.micro_batches};
+                          (seconds.backward + (recomputed_[l].forward ? seconds.forward : 0)) *
+                              problem_.micro_batches};
       const int in_flight = order_.InFlight(order_.stages() == 1 ? 0 : StageOf(layouts));
-      layer(l).memory_bytes = LayerBytes(problem_, plan_.mesh, l, layouts, in_flight);
+      layer(l).memory_bytes =
+          LayerBytes(problem_, plan_.mesh, l, layouts, recomputed_[l], in_flight);
     }
   }
 
@@ -252,6 +258,7 @@ class Predictor {
 
   const PlanProblem& problem_;
   const Plan& plan_;
+  const std::vector<RecomputedLayer> recomputed_;
   const PassOrder order_;
   const HardwareModel& hardware_;
   Prediction prediction_;

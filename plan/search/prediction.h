@@ -27,7 +27,7 @@ struct LayerPrediction {
   double collective = 0;
   double collective_elements = 0;
   double update = 0;
-  // LayerBytes of layer_bytes.h: an upper bound.
+  // LayerBytes of layer_bytes.h: an upper bound, or an estimate in plans that recompute blocks.
   int64_t memory_bytes = 0;
 
   double communication() const { return move_forward + move_backward + collective; }
@@ -45,6 +45,8 @@ struct Prediction {
   // The resource that limits the step: "compute", "link" or "processor".
   std::string bound;
   double elements_per_rank = 0;
+  // The sum over the layers; or, if Search has computed it, the exact memory of the rank that needs
+  // most.
   int64_t memory_bytes = 0;
 
   double communication_seconds() const { return times.moves() + times.collectives(); }

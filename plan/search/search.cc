@@ -22,6 +22,10 @@
 // (staged_plans.h), and layers on ranks, if branches of the model can be computed concurrently
 // (placed_plans.h).
 //
+// Where memory excludes plans, the search is repeated with plans that recompute all blocks of
+// layers (plan/recomputation.h), whose memory is then not a sum but estimated by one; of the plans
+// that are found, the exact memory decides how many blocks they recompute (recomputing_search.h).
+//
 // Under AUTO the search is repeated under every fixed policy, and with pins it is repeated without
 // them, so that no policy and no pin is ever faster than the answer that is reported.
 //
@@ -46,6 +50,7 @@
 #include "plan/search/elimination.h"
 #include "plan/search/layer_bytes.h"
 #include "plan/search/placed_plans.h"
+#include "plan/search/recomputing_search.h"
 #include "plan/search/search_mesh.h"
 #include "plan/search/staged_plans.h"
 
@@ -98,7 +103,7 @@ class Searcher {
   absl::StatusOr<SearchResult> Run() {
     CADRE_RETURN_IF_ERROR(FindMeshes());
     for (size_t m = 0; m < meshes_.size(); ++m) Minimise(m);
-    if (minima_.empty()) return NoPlanFits(problem_, meshes_);
+    if (minima_.empty()) return NoPlanFits(problem_, meshes_, options_.explains);
     PredictMostPromising();
     Refine();
     Improve();
@@ -193,7 +198,10 @@ class Searcher {
   void Minimise(size_t m) {
     MeshSearch& mesh = *meshes_[m];
     const int64_t limit = problem_.hardware.memory_bytes;
-    if (limit > 0 && mesh.MinBytes() > limit) return;
+    if (limit > 0 && mesh.MinBytes() > limit) {
+      result_.memory_binds = true;
+      return;
+    }
     for (size_t w = 0; w < weights_.size(); ++w) {
       const bool data_parallel = IsDataParallel(m);
       if (!data_parallel && mesh.LowerBound(weights_[w]) > slack_ * min_[w]) continue;
@@ -201,6 +209,7 @@ class Searcher {
       SumSolution solution = cadre::Minimise(sum, graph_.order(), options_.max_states);
       result_.states += solution.states;
       if (limit > 0 && solution.bytes > limit) {
+        result_.memory_binds = true;
         ByteLimit within{.bytes = limit,
                          .max_sum = data_parallel ? kInfiniteSeconds : min_[w],
                          .max_labels = options_.max_labels,
@@ -509,6 +518,12 @@ absl::StatusOr<SearchResult> SearchAll(const PlanProblem& problem, const SearchO
     return result;
   }
   std::vector<Candidate> placed = StagedPlans(problem);
+  // The sum over layers is no bound if some are recomputed; SearchRecomputing knows the memory.
+  const int64_t limit = problem.hardware.memory_bytes;
+  const auto is_large = [&](const Candidate& candidate) {
+    return limit > 0 && problem.recomputed.empty() && candidate.prediction.memory_bytes > limit;
+  };
+  if (std::erase_if(placed, is_large) > 0 && result.ok()) result->memory_binds = true;
   double fastest = result.ok() ? ObjectiveOf(problem, result->best.prediction) : kInfiniteSeconds;
   for (const Candidate& staged : placed) {
     fastest = std::min(fastest, ObjectiveOf(problem, staged.prediction));
@@ -519,7 +534,10 @@ absl::StatusOr<SearchResult> SearchAll(const PlanProblem& problem, const SearchO
     return !CheckNormStatistics(MicroBatchSizes(problem), *problem.graph, candidate.plan).ok();
   });
   if (placed.empty()) return result;
-  if (!result.ok()) result = SearchResult();
+  if (!result.ok()) {
+    result = SearchResult();
+    result->memory_binds = true;
+  }
   AddPlacedPlans(std::move(placed), problem, *result);
   return result;
 }
@@ -531,11 +549,16 @@ absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOpti
     return absl::InvalidArgumentError(
         "pins place layers on some of the ranks; the search does not compare such plans");
   }
-  CADRE_ASSIGN_OR_RETURN(SearchResult result, SearchAll(problem, options));
+  const auto search = [&](const PlanProblem& each, bool explains) {
+    SearchOptions how = options;
+    how.explains = explains && options.explains;
+    return SearchAll(each, how);
+  };
+  CADRE_ASSIGN_OR_RETURN(SearchResult result, SearchRecomputing(problem, search));
   if (problem.pins.empty()) return result;
   PlanProblem free = problem;
   free.pins = Pins();
-  CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchAll(free, options));
+  CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchRecomputing(free, search));
   // The pinned plan is one of those that the free search could have found.
   const bool pinned_is_faster =
       ObjectiveOf(free, result.best.prediction) < ObjectiveOf(free, unpinned.best.prediction);

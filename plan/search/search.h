@@ -8,14 +8,13 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "plan/plan.h"
 #include "plan/search/plan_problem.h"
 #include "plan/search/prediction.h"
+#include "plan/search/search_result.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
 
@@ -31,41 +30,17 @@ struct SearchOptions {
   int max_predicted = 48;
   // Further plans near the fastest that are predicted; fewer if each takes long to find.
   int max_improvements = 400;
+  // Whether the error has the number of ranks that would suffice, which takes long to find.
+  bool explains = true;
 };
 
-// The second best way to split one layer if all other layers remain unchanged.
-struct LayerRunnerUp {
-  std::vector<IndexSplit> splits;
-  // How many serial seconds it adds to the plan; infinite: there is no other way.
-  double more_seconds = 0;
-};
-
-struct SearchResult {
-  Candidate best;
-  // Up to five of the best plans of other meshes or policies, fastest first. One of `best` and
-  // `others` places no layers (prediction.h), if such a plan fits into memory.
-  std::vector<Candidate> others;
-  // One per layer of the graph.
-  std::vector<LayerRunnerUp> runners_up;
-  // Layers to which the strategy could not be applied; each was split in the best way.
-  std::vector<std::string> strategy_exceptions;
-  // Whether the sums were minimised exactly. Overlap is not part of the sums, so the result is the
-  // fastest of the predicted plans, not necessarily of all plans.
-  bool exact = true;
-  // An upper bound on how far the sum that was found is above the minimum, as a fraction of it,
-  // over all meshes; 0 if exact, infinite if unknown.
-  double gap = 0;
-  // The number of meshes considered, and of table entries in all minimisations.
-  int64_t meshes = 0;
-  int64_t states = 0;
-  // The best plan without the pins; nullopt: the problem has no pins.
-  std::optional<Candidate> unpinned;
-};
-
+// Plans recompute blocks of layers if the problem requests it, or if memory is too small for a plan
+// that is faster without.
+//
 // Errors: ResourceExhausted if no plan fits into memory, naming the layer that needs most, the
-// number of bytes missing and, if found, the minimum number of ranks that suffices (at most
-// 65,536); InvalidArgument for pins that no plan satisfies, and if every plan has a batch norm with
-// statistics of one value (plan/norm_statistics.h).
+// number of bytes missing and, if found, the minimum number of ranks that suffices without
+// recomputation (at most 65,536); InvalidArgument for pins that no plan satisfies, and if every
+// plan has a batch norm with statistics of one value (plan/norm_statistics.h).
 absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOptions& options = {});
 
 // The meshes that are considered: all factorisations data * space * model of the ranks (space only

@@ -65,7 +65,7 @@ std::string Bytes(int64_t bytes) {
 }  // namespace
 
 absl::Status NoPlanFits(const PlanProblem& problem,
-                        const std::vector<std::unique_ptr<MeshSearch>>& meshes) {
+                        const std::vector<std::unique_ptr<MeshSearch>>& meshes, bool explains) {
   const MeshSearch& smallest = **std::min_element(
       meshes.begin(), meshes.end(),
       [](const auto& a, const auto& b) { return a->MinBytes() < b->MinBytes(); });
@@ -77,7 +77,7 @@ absl::Status NoPlanFits(const PlanProblem& problem,
       ": the plan of minimum memory, on mesh ", smallest.mesh().ToString(), ", needs ",
       Bytes(needed), ", ", Bytes(needed - limit), " more; most of that, ", Bytes(layer_bytes),
       ", for layer '", (*problem.graph)[layer].name, "'");
-  if (problem.pins.mesh.empty()) {
+  if (explains && problem.pins.mesh.empty()) {
     const int ranks = SufficientRanks(problem);
     absl::StrAppend(&text, ranks > 0 ? absl::StrCat("; ", ranks, " ranks would suffice")
                                      : absl::StrCat("; no number of ranks up to ", kMaxRanks,

@@ -24,6 +24,7 @@
 #include <string>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "model/op_indices.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/layer_bytes.h"
@@ -42,7 +43,8 @@ std::vector<std::pair<int, int>> PairsOf(const std::vector<SearchGraph::Edge>& e
 
 // --- The graph ---
 
-SearchGraph::SearchGraph(const PlanProblem& problem) {
+SearchGraph::SearchGraph(const PlanProblem& problem)
+    : recomputed_(RecomputedLayers(*problem.graph, problem.recomputed)) {
   first_ = problem.graph->consumers(Graph::kInput).front();
   compute_cache_.resize(problem.graph->size());
   FindClasses(problem);
@@ -53,7 +55,10 @@ SearchGraph::SearchGraph(const PlanProblem& problem) {
 void SearchGraph::FindClasses(const PlanProblem& problem) {
   std::map<std::string, int> known;
   for (int l = 0; l < problem.graph->size(); ++l) {
-    const auto [at, is_new] = known.emplace(ClassKey(problem, l), std::ssize(classes_));
+    const RecomputedLayer& again = recomputed_[l];
+    const std::string key = absl::StrCat(ClassKey(problem, l), "/", again.in_block, "/",
+                                         again.keeps_output, "/", again.inputs, "/", again.forward);
+    const auto [at, is_new] = known.emplace(key, std::ssize(classes_));
     if (is_new) classes_.push_back(ClassOf(problem, l));
     class_of_.push_back(at->second);
   }
@@ -87,7 +92,7 @@ double SearchGraph::PartSeconds(const PlanProblem& problem, int layer,
   const auto [at, is_new] = compute_cache_[layer].emplace(part, 0);
   if (is_new) {
     const LayerSeconds seconds = problem.hardware.SecondsOf((*problem.graph)[layer], layer, part);
-    at->second = seconds.forward + seconds.backward;
+    at->second = seconds.forward * (recomputed_[layer].forward ? 2 : 1) + seconds.backward;
   }
   return at->second;
 }
@@ -215,8 +220,9 @@ int64_t MeshSearch::ActivationBytesOf(const LayerClass& layer_class, const Layer
     return parts;
   };
   const Parts input = parts_of(option.input);
+  const int layer = layer_class.example - problem_.graph->layers().data();
   return ActivationBytes(problem_, *layer_class.example, {&input, 1}, parts_of(option.output),
-                         heads);
+                         heads, graph_.recomputed(layer));
 }
 
 double MeshSearch::ComputeSeconds(int layer, const LayerOption& option) const {
@@ -256,7 +262,7 @@ double MeshSearch::ModelInputSeconds(const LayerOption& option) const {
                             option.input, HaloOf(layer))
                    .seconds;
   }
-  return seconds * problem_.micro_batches;
+  return seconds * (graph_.recomputed(graph_.first()).inputs ? 2 : 1) * problem_.micro_batches;
 }
 
 double MeshSearch::LowerBound(double weight) const {
@@ -329,7 +335,8 @@ std::vector<double> MeshSearch::EdgeTable(const SearchGraph::Edge& edge) const {
     CompactLayout complete = from;
     complete.partial = 0;
     for (const auto& [input, gradient] : consumed.values) {
-      double both = moves_.Forward(whole, from, input, halo).seconds;
+      double both = moves_.Forward(whole, from, input, halo).seconds *
+                    (graph_.recomputed(edge.consumer).inputs ? 2 : 1);
       if (edge.backward) both += moves_.Backward(whole, gradient, complete, halo).seconds;
       seconds.push_back(both * problem_.micro_batches);
     }
@@ -374,7 +381,7 @@ std::vector<IndexSplit> MeshSearch::SplitsOf(int layer, int option) const {
 }
 
 Plan MeshSearch::PlanOf(std::span<const int> choice) const {
-  Plan plan{.mesh = mesh_};
+  Plan plan{.mesh = mesh_, .recomputed = problem_.recomputed};
   for (int l = 0; l < graph_.size(); ++l) {
     auto layouts = LayOut((*problem_.graph)[l], mesh_, SplitsOf(l, choice[l]));
     CHECK(layouts.ok()) << layouts.status();

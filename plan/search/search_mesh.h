@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "plan/layer_part.h"
 #include "plan/plan.h"
+#include "plan/recomputation.h"
 #include "plan/search/elimination.h"
 #include "plan/search/layer_options.h"
 #include "plan/search/move_model.h"
@@ -49,13 +50,16 @@ class SearchGraph {
   const EliminationOrder& order() const { return order_; }
   // The first layer that takes the model's input. The loader delivers the input to this layer.
   int first() const { return first_; }
-  // Seconds of forward and backward of a part of a layer. Cached, since meshes share many parts.
+  const RecomputedLayer& recomputed(int layer) const { return recomputed_[layer]; }
+  // Seconds of forward and backward of a part of a layer, and of forward again if it is recomputed.
+  // Cached, since meshes share many parts.
   double PartSeconds(const PlanProblem& problem, int layer, const LayerPart& part) const;
 
  private:
   void FindClasses(const PlanProblem& problem);
   void FindEdges(const PlanProblem& problem);
 
+  const std::vector<RecomputedLayer> recomputed_;
   std::vector<LayerClass> classes_;
   std::vector<int> class_of_;
   std::vector<Edge> edges_;
@@ -149,9 +153,9 @@ class MeshSearch {
 
 // The error of a search in which no plan fits into memory: ResourceExhausted with the minimum
 // memory of a plan, the layer that needs the largest part of it, the number of bytes missing and,
-// if found, the minimum number of ranks that suffices. Requires: at least one mesh, and no plan on
-// any of them fits.
+// if `explains` and found, the minimum number of ranks that suffices. Requires: at least one mesh,
+// and no plan on any of them fits.
 absl::Status NoPlanFits(const PlanProblem& problem,
-                        const std::vector<std::unique_ptr<MeshSearch>>& meshes);
+                        const std::vector<std::unique_ptr<MeshSearch>>& meshes, bool explains);
 
 }  // namespace cadre

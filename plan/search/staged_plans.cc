@@ -42,7 +42,8 @@ std::vector<double> SecondsByLayer(const PlanProblem& problem, const Mesh& mesh)
 }
 
 Candidate StagedPlan(const PlanProblem& problem, int stages) {
-  Plan plan{.mesh = Mesh({{kDataAxis, problem.ranks / stages}, {kStageAxis, stages}})};
+  Plan plan{.mesh = Mesh({{kDataAxis, problem.ranks / stages}, {kStageAxis, stages}}),
+            .recomputed = problem.recomputed};
   const std::vector<int> stage_of =
       BalancedStages(*problem.graph, SecondsByLayer(problem, plan.mesh), stages);
   for (int l = 0; l < problem.graph->size(); ++l) {
@@ -59,11 +60,9 @@ Candidate StagedPlan(const PlanProblem& problem, int stages) {
 std::vector<Candidate> StagedPlans(const PlanProblem& problem) {
   std::vector<Candidate> plans;
   if (!IsPipelined(problem)) return plans;
-  const int64_t limit = problem.hardware.memory_bytes;
   for (const int stages : DivisorsOf(problem.ranks)) {
     if (stages == 1 || stages > problem.graph->size()) continue;
-    Candidate staged = StagedPlan(problem, stages);
-    if (limit == 0 || staged.prediction.memory_bytes <= limit) plans.push_back(std::move(staged));
+    plans.push_back(StagedPlan(problem, stages));
   }
   return plans;
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/peer_text.h"
 #include "base/rpc/bounded_parse.h"
@@ -83,6 +84,69 @@ TEST_F(MeasuredPlanningTest, NoMeasurementsUsesRules) {
   EXPECT_FALSE(plans->front().predicted.has_value());
   EXPECT_EQ(planning_.Predict(QueryOf(2), plans->front().plan).status().code(),
             absl::StatusCode::kFailedPrecondition);
+}
+
+// A chain of layers. Activations overwrite the outputs of the layers before them, so 24 outputs of
+// 64 values in 4,096 samples take 25 MB.
+v1::RunSpec Chain() {
+  std::string text = "batch_per_group: 4096 model { input { channels: 1 height: 8 width: 8 } ";
+  for (int l = 0; l < 24; ++l) {
+    absl::StrAppend(&text, "layer { name: 'fc", l, "' fully_connected { out_features: 64 } } ",
+                    "layer { name: 'tanh", l, "' tanh {} } ");
+  }
+  return testing::SpecOf(text + "layer { name: 'loss' softmax_cross_entropy {} } }");
+}
+
+// Also before anything is measured, a plan recomputes what memory requires.
+TEST_F(MeasuredPlanningTest, RecomputesWhereMemoryIsSmall) {
+  spec_ = Chain();
+  PlanQuery query = QueryOf(1);
+  const auto recomputed = [&] {
+    const auto plans = planning_.PlansFor(query);
+    EXPECT_TRUE(plans.ok()) << plans.status();
+    return plans.ok() ? plans->front().plan.recomputed_size() : -1;
+  };
+  for (const bool known : {false, true}) {
+    if (known) query.times.push_back(TimesOf(spec_, 4096, 1e-3));
+    query.ranks[0].memory_bytes = 0;
+    EXPECT_EQ(recomputed(), 0);
+    query.ranks[0].memory_bytes = int64_t{1} << 40;
+    EXPECT_EQ(recomputed(), 0);
+    query.ranks[0].memory_bytes = 20 << 20;
+    const int few = recomputed();
+    EXPECT_GT(few, 0);
+    query.ranks[0].memory_bytes = 15 << 20;
+    EXPECT_GT(recomputed(), few);
+    query.spec.mutable_cluster()->set_recompute(v1::Recomputation::OFF);
+    EXPECT_EQ(recomputed(), 0);
+    query.spec.mutable_cluster()->set_recompute(v1::Recomputation::AUTO);
+  }
+}
+
+TEST_F(MeasuredPlanningTest, PinnedStagesRecomputeWhereMemoryIsSmall) {
+  spec_ = Chain();
+  spec_.set_micro_batches(4);
+  v1::Cluster& cluster = *spec_.mutable_cluster();
+  cluster.set_ranks_per_group(2);
+  cluster.set_pipeline(v1::Cluster::ALL_FORWARD_FIRST);
+  cluster.add_mesh()->set_name("stage");
+  cluster.mutable_mesh(0)->set_size(2);
+  PlanQuery query = QueryOf(2);
+  int recomputed = 0;
+  for (int64_t memory = int64_t{1} << 30;; memory = memory * 9 / 10) {
+    for (RankResources& rank : query.ranks) rank.memory_bytes = memory;
+    const auto plans = planning_.PlansFor(query);
+    if (!plans.ok()) {
+      EXPECT_EQ(plans.status().code(), absl::StatusCode::kResourceExhausted);
+      break;
+    }
+    EXPECT_GE(plans->front().plan.recomputed_size(), recomputed) << memory;
+    recomputed = plans->front().plan.recomputed_size();
+    if (memory > 100 << 20) {
+      EXPECT_EQ(recomputed, 0);
+    }
+  }
+  EXPECT_GT(recomputed, 2);
 }
 
 TEST_F(MeasuredPlanningTest, TwoRanksNeedALink) {

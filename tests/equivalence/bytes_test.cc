@@ -155,6 +155,38 @@ TEST(Halo, SendsOneRowPerDirection) {
   }
 }
 
+// A block that is recomputed receives its halos a second time; what it does not need again, it does
+// not receive.
+TEST(Halo, IsSentAgainForRecomputation) {
+  const v1::RunSpec spec = Parse<v1::RunSpec>(R"(
+    model {
+      input { channels: 3 height: 9 width: 5 }
+      layer { name: "conv" convolution { out_channels: 2 kernel: 3 padding: 1 } }
+      layer { name: "tanh" tanh {} }
+      layer { name: "conv2" convolution { out_channels: 3 kernel: 3 padding: 1 } }
+      layer { name: "tanh2" tanh {} }
+      layer { name: "pool" max_pool { kernel: 3 } }
+      layer { name: "fc" fully_connected { out_features: 4 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    }
+    batch_per_group: 2
+  )");
+  const Graph graph = *Graph::FromModel(spec.model());
+  const Mesh mesh({{"space", 3}});
+  const std::vector<IndexSplit> rows = {{"height", {"space"}}};
+  Plan plan = PlanWith(graph, mesh, {rows, rows, rows, rows, rows, {}, {}, {}});
+  const std::vector<int64_t> before = StepBytes(spec, graph, plan);
+  plan.recomputed = {{0, 5}};
+  const std::vector<int64_t> again = StepBytes(spec, graph, plan);
+  ASSERT_EQ(again.size(), 3U);
+  for (int rank = 0; rank < 3; ++rank) {
+    // Images are whole on every rank. A row of conv2's input has 5 columns of 2 channels, in 2
+    // samples.
+    const int64_t halos = (rank == 1 ? 2 : 1) * 2 * 5 * 2;
+    EXPECT_EQ(again[rank] - before[rank], 4 * halos) << "rank " << rank;
+  }
+}
+
 // Every layer is on one rank: what is sent are the edges of the graph between layers on different
 // ranks, once with the values and once with their gradients.
 TEST(Placement, SendsCutEdges) {

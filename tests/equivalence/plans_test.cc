@@ -240,6 +240,35 @@ TEST(MicroBatches, EqualOneBatch) {
   EXPECT_EQ(cut.memory[0].gradients(), 2 * whole.memory[0].gradients());
 }
 
+// Every division of the ranks, with and without micro-batches, whose shares batch norm needs.
+TEST(Recomputation, GivesTheSameBits) {
+  for (const char* model : {"lenet", "alexnet", "resnet18", "gpt", "gnmt", "biglstm"}) {
+    v1::RunSpec spec = Spec(model, 5);
+    const Graph graph = *Graph::FromModel(spec.model());
+    for (const auto& [data, space, sharded] : {std::tuple(1, 1, 1), {2, 1, 3}, {1, 2, 2}}) {
+      if (space > 1 && graph.takes_tokens()) continue;
+      for (const int micro_batches : {1, 2}) {
+        SCOPED_TRACE(testing::Message() << model << data << space << sharded << micro_batches);
+        spec.set_micro_batches(micro_batches);
+        spec.mutable_cluster()->set_recompute(v1::Recomputation::OFF);
+        const GroupResult kept = Train(spec, PlanOf(spec, data, space, sharded), 5);
+        spec.mutable_cluster()->set_recompute(v1::Recomputation::ALL);
+        const v1::Plan plan = PlanOf(spec, data, space, sharded);
+        EXPECT_GT(plan.recomputed_size(), 0);
+        const GroupResult again = Train(spec, plan, 5);
+        ASSERT_FALSE(HasFailure());
+        EXPECT_EQ(again.digest, kept.digest);
+        EXPECT_EQ(again.weights, kept.weights);
+        EXPECT_EQ(again.losses, kept.losses);
+        for (size_t rank = 0; rank < again.memory.size(); ++rank) {
+          EXPECT_EQ(again.memory[rank].activations(), again.planned_memory[rank].activations());
+          EXPECT_LE(again.memory[rank].activations(), kept.memory[rank].activations());
+        }
+      }
+    }
+  }
+}
+
 TEST(SamePlanTwice, GivesTheSameBits) {
   for (const char* model : {"lenet", "resnet18", "gpt", "gnmt", "biglstm"}) {
     const v1::RunSpec spec = Spec(model, 5);

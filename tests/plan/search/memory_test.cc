@@ -1,4 +1,5 @@
 // Compares predicted memory with the memory of the tapes of all ranks (plan/memory.h).
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,9 +15,11 @@
 #include "plan/layer_memory.h"
 #include "plan/memory.h"
 #include "plan/pipeline.h"
+#include "plan/recomputation.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/plan_problem.h"
 #include "plan/search/planner.h"
+#include "plan/search/recomputing_search.h"
 #include "plan/search/search.h"
 #include "plan/search/staged_plans.h"
 #include "plan/tape.h"
@@ -265,6 +268,176 @@ TEST(MemoryTest, BoundsPlacedBranches) {
 }
 TEST(MemoryTest, BoundsStagesOfAlexNet) {
   ExpectUpperBoundsOfPlacedPlans(ZooProblem("alexnet", 2, 32), /*has_branches=*/false);
+}
+
+// --- Recomputation ---
+
+class RecomputationMemoryTest : public ::testing::Test {
+ protected:
+  static constexpr int kLayers = 24;
+
+  // A chain of layers with more activations than weights.
+  static v1::RunSpec Chain() {
+    std::string text =
+        "optimizer { sgd {} } batch_per_group: 4096 model { "
+        "input { channels: 1 height: 8 width: 8 } ";
+    for (int l = 0; l < kLayers; ++l) {
+      absl::StrAppend(&text, "layer { name: 'fc", l, "' fully_connected { out_features: 64 } } ",
+                      "layer { name: 'tanh", l, "' tanh {} } ");
+    }
+    return testing::SpecOf(text + "layer { name: 'loss' softmax_cross_entropy {} } }");
+  }
+
+  absl::StatusOr<SearchResult> SearchWith(int64_t memory, v1::Recomputation::Choice choice,
+                                          int ranks = 1) {
+    owned_.spec.mutable_cluster()->set_recompute(choice);
+    HardwareModel hardware = UniformHardware({.alpha = 2e-6, .beta = 1 / 6e9}, 1e12);
+    hardware.memory_bytes = memory;
+    return Search(*ProblemOf(owned_.spec, *owned_.graph, *owned_.index, ranks, hardware));
+  }
+  int64_t BytesWith(Plan plan, size_t blocks) const {
+    plan.recomputed = blocks_;
+    plan.recomputed.resize(blocks);
+    return PlannedBytes(owned_, plan);
+  }
+
+  OwnedProblem owned_ = testing::ProblemOfSpec(Chain(), 1);
+  const std::vector<Interval> blocks_ = RecomputationBlocks(*owned_.graph);
+};
+
+TEST_F(RecomputationMemoryTest, RecomputesAsFewBlocksAsFit) {
+  ASSERT_GE(blocks_.size(), 3U);
+  const auto roomy = SearchWith(0, v1::Recomputation::AUTO);
+  ASSERT_TRUE(roomy.ok()) << roomy.status();
+  EXPECT_TRUE(roomy->best.plan.recomputed.empty());
+  const Plan& plan = roomy->best.plan;
+  for (size_t n = 0; n <= blocks_.size(); ++n) {
+    SCOPED_TRACE(n);
+    const int64_t limit = BytesWith(plan, n);
+    if (n > 0 && BytesWith(plan, n - 1) <= limit) continue;
+    const auto found = SearchWith(limit, v1::Recomputation::AUTO);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->best.plan.recomputed.size(), n);
+    EXPECT_EQ(PlannedBytes(owned_, found->best.plan), limit);
+    EXPECT_EQ(found->best.prediction.memory_bytes, limit);
+    const double seconds = found->best.prediction.times.step();
+    EXPECT_GE(seconds, roomy->best.prediction.times.step());
+    EXPECT_LE(seconds, 1.34 * roomy->best.prediction.times.step());
+  }
+}
+
+TEST_F(RecomputationMemoryTest, RefusesWhatDoesNotFit) {
+  const auto roomy = SearchWith(0, v1::Recomputation::OFF);
+  ASSERT_TRUE(roomy.ok()) << roomy.status();
+  const int64_t limit = BytesWith(roomy->best.plan, blocks_.size());
+  const auto off = SearchWith(limit, v1::Recomputation::OFF);
+  EXPECT_EQ(off.status().code(), absl::StatusCode::kResourceExhausted);
+  const auto smaller = SearchWith(limit - 1, v1::Recomputation::AUTO);
+  EXPECT_EQ(smaller.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(smaller.status().message()), ::testing::HasSubstr("no plan fits into"));
+}
+
+TEST_F(RecomputationMemoryTest, AllRecomputesWithoutNeed) {
+  for (const int ranks : {1, 4}) {
+    const auto all = SearchWith(0, v1::Recomputation::ALL, ranks);
+    ASSERT_TRUE(all.ok()) << all.status();
+    EXPECT_EQ(all->best.plan.recomputed, blocks_);
+    for (const Candidate& other : all->others) EXPECT_EQ(other.plan.recomputed, blocks_);
+  }
+}
+
+// On a slow link a pipeline is the fastest plan, with recomputation as well.
+TEST_F(RecomputationMemoryTest, PipelinesRecompute) {
+  owned_.spec.set_micro_batches(8);
+  owned_.spec.mutable_cluster()->set_pipeline(v1::Cluster::ALL_FORWARD_FIRST);
+  HardwareModel hardware = UniformHardware({.alpha = 1e-6, .beta = 1e-9}, 1e10);
+  int64_t before = std::numeric_limits<int64_t>::max();
+  for (const auto choice : {v1::Recomputation::OFF, v1::Recomputation::ALL}) {
+    owned_.spec.mutable_cluster()->set_recompute(choice);
+    const auto found =
+        Search(*ProblemOf(owned_.spec, *owned_.graph, *owned_.index, /*ranks=*/2, hardware));
+    ASSERT_TRUE(found.ok()) << found.status();
+    std::vector<Candidate> all = found->others;
+    all.push_back(found->best);
+    const auto staged = std::find_if(all.begin(), all.end(), [](const Candidate& candidate) {
+      return candidate.plan.mesh.Size(kStageAxis) == 2;
+    });
+    ASSERT_NE(staged, all.end());
+    const int64_t planned = PlannedBytes(owned_, staged->plan);
+    if (choice == v1::Recomputation::ALL) {
+      EXPECT_EQ(staged->plan.recomputed, blocks_);
+      hardware.memory_bytes = planned;
+    }
+    EXPECT_LT(planned, before);
+    before = planned;
+  }
+  // Within that memory, AUTO finds a plan, too.
+  owned_.spec.mutable_cluster()->set_recompute(v1::Recomputation::AUTO);
+  const auto tight =
+      Search(*ProblemOf(owned_.spec, *owned_.graph, *owned_.index, /*ranks=*/2, hardware));
+  ASSERT_TRUE(tight.ok()) << tight.status();
+  EXPECT_LE(PlannedBytes(owned_, tight->best.plan), hardware.memory_bytes);
+}
+
+// The batch of a problem may have been changed since it was made from a spec.
+TEST_F(RecomputationMemoryTest, MemoryIsThatOfTheProblemsBatch) {
+  PlanProblem problem = *ProblemOf(owned_.spec, *owned_.graph, *owned_.index, 1,
+                                   UniformHardware({.alpha = 2e-6, .beta = 1 / 6e9}, 1e12));
+  problem.batch *= 2;
+  problem.hardware.memory_bytes = BytesWith(Search(problem)->best.plan, 0);
+  const auto found = Search(problem);
+  ASSERT_TRUE(found.ok()) << found.status();
+  owned_.spec.set_batch_per_group(problem.batch);
+  EXPECT_LE(PlannedBytes(owned_, found->best.plan), problem.hardware.memory_bytes);
+  EXPECT_FALSE(found->best.plan.recomputed.empty());
+}
+
+// Ranks have different parts of six heads, and the plan must fit on those with the larger ones.
+TEST_F(RecomputationMemoryTest, FitsOnRanksWithLargerParts) {
+  for (const int ranks : {4, 6, 8}) {
+    OwnedProblem owned = ZooProblem("gpt", ranks, 64);
+    owned.spec.set_micro_batches(2);
+    HardwareModel hardware = owned.problem.hardware;
+    const auto roomy = Search(*ProblemOf(owned.spec, *owned.graph, *owned.index, ranks, hardware),
+                              {.max_predicted = 4, .max_improvements = 0});
+    ASSERT_TRUE(roomy.ok()) << roomy.status();
+    hardware.memory_bytes = PlannedBytes(owned, roomy->best.plan) * 3 / 4;
+    const auto tight = Search(*ProblemOf(owned.spec, *owned.graph, *owned.index, ranks, hardware),
+                              {.max_predicted = 4, .max_improvements = 0});
+    ASSERT_TRUE(tight.ok()) << tight.status();
+    EXPECT_LE(PlannedBytes(owned, tight->best.plan), hardware.memory_bytes) << ranks;
+    EXPECT_EQ(tight->best.plan.layers.size(), tight->runners_up.size());
+  }
+}
+
+// The exact memory of a rank takes long with many ranks.
+TEST_F(RecomputationMemoryTest, ManyRanksUseTheEstimate) {
+  OwnedProblem owned = ZooProblem("gpt", 16'384, 1 << 20);
+  HardwareModel hardware = owned.problem.hardware;
+  const PlanProblem roomy = *ProblemOf(owned.spec, *owned.graph, *owned.index, 16'384, hardware);
+  const auto without = Search(roomy, {.max_predicted = 1, .max_improvements = 0});
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ(MemoryOf(roomy, without->best), without->best.prediction.memory_bytes);
+  hardware.memory_bytes = without->best.prediction.memory_bytes - 1;
+  const auto tight = Search(*ProblemOf(owned.spec, *owned.graph, *owned.index, 16'384, hardware),
+                            {.max_predicted = 1, .max_improvements = 0});
+  ASSERT_TRUE(tight.ok()) << tight.status();
+  EXPECT_LE(tight->best.prediction.memory_bytes, hardware.memory_bytes);
+}
+
+// What the search adds up is near the exact memory if all layers are split in the same way.
+TEST_F(RecomputationMemoryTest, SumIsNearTheExactMemory) {
+  for (const int ranks : {1, 4}) {
+    owned_.spec.mutable_cluster()->set_recompute(v1::Recomputation::ALL);
+    const PlanProblem problem =
+        *ProblemOf(owned_.spec, *owned_.graph, *owned_.index, ranks, HardwareModel());
+    const Plan plan = *PlanFromProto(*MakePlan(owned_.spec, ranks), *owned_.graph, *owned_.index);
+    ASSERT_EQ(plan.recomputed, blocks_);
+    const int64_t sum = Predict(problem, plan).memory_bytes;
+    const int64_t planned = PlannedBytes(owned_, plan);
+    EXPECT_GE(sum, planned) << ranks;
+    EXPECT_LE(sum, 2.5 * static_cast<double>(planned)) << ranks;
+  }
 }
 
 // A convolution that is split by outputs gathers its whole input.
