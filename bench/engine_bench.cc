@@ -52,6 +52,7 @@ DEFINE_int32(ranks, 1, "Ranks of the group.");
 DEFINE_int32(model_ranks, 1, "Ranks along the model axis.");
 DEFINE_int32(space_ranks, 1, "Ranks along the space axis.");
 DEFINE_string(precision, "fp32", "fp32, or bf16 on processors with AVX512_BF16.");
+DEFINE_bool(recompute, false, "Recompute the activations of all blocks of layers but the last.");
 DEFINE_bool(profile, false, "Report the time by kind of operation.");
 DEFINE_bool(layers, false, "With --profile: report the time of every operation of every layer.");
 
@@ -128,7 +129,7 @@ class EngineProfile final : public TapeObserver {
       if (IsProduct(layer.kind)) row.flops = passes * FlopsHere(layer, region, tape.samples);
     }
     row.bytes = static_cast<double>(BytesMoved(graph_, tape, op));
-    const std::string kind = NameOf(graph_, op);
+    const std::string kind = absl::StrCat(op.again ? "again_" : "", NameOf(graph_, op));
     kinds_[kind] += row;
     const std::string name = absl::StrCat(layer.name, " ", kind);
     const auto [found, inserted] = layers_.try_emplace(name);
@@ -271,6 +272,7 @@ absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, T
        {"ranks", FLAGS_ranks},
        {"model_ranks", FLAGS_model_ranks},
        {"space_ranks", FLAGS_space_ranks},
+       {"recomputed_blocks", plan.recomputed_size()},
        {"parameters", ParameterCount(*replica)},
        {"samples_per_second", Rounded(FLAGS_batch / median, 3)},
        {"step_ms", Rounded(median * 1e3, 3)},
@@ -293,6 +295,9 @@ absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, T
 // Trains with one thread for each rank, and prints the line of rank 0.
 absl::Status TrainGroup(const v1::RunSpec& spec) {
   CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, MakePlan(spec, FLAGS_ranks));
+  if (FLAGS_recompute && plan.recomputed().empty()) {
+    return absl::InvalidArgumentError("--recompute: the model is a single block");
+  }
   const std::vector<std::unique_ptr<Transport>> transports =
       MakeThreadTransports(FLAGS_ranks, absl::Minutes(10));
   double peak = 0;
@@ -329,6 +334,8 @@ absl::Status Run() {
                                                       .model_ranks = FLAGS_model_ranks,
                                                       .space_ranks = FLAGS_space_ranks}));
   spec.set_precision(precision);
+  spec.mutable_cluster()->set_recompute(FLAGS_recompute ? v1::Recomputation::ALL
+                                                        : v1::Recomputation::OFF);
   return TrainGroup(spec);
 }
 

@@ -47,6 +47,8 @@ def parse():
     p.add_argument("--layouts", default="default,channels-last")
     p.add_argument("--modes", default="eager,compile,max-autotune")
     p.add_argument("--optimizers", default="foreach,fused")
+    p.add_argument("--recompute", action="store_true",
+                   help="both recompute the activations of blocks; PyTorch those of gpt and gpt2-small")
     p.add_argument("--finalists", type=int, default=2,
                    help="configurations of each precision that take part in the rounds")
     p.add_argument("--rounds", type=int, default=5, help="runs of each program")
@@ -75,7 +77,8 @@ def worker(args):
     set_threads(torch, int(args.threads))
     model, batch = args.models, args.batch or BATCHES[args.models]
     precision, layout, mode, optimizer = args.worker.split()
-    steps = TorchSteps(model, batch, precision, mode, layout=layout, optimizer=optimizer, fullgraph=True)
+    steps = TorchSteps(model, batch, precision, mode, layout=layout, optimizer=optimizer, fullgraph=True,
+                       recompute=args.recompute)
     first = [steps.step().item() for _ in range(max(1, args.warmup))][0]
     seconds, processor_seconds = [], []
     for _ in range(args.steps):
@@ -154,7 +157,8 @@ class Comparison:
         """The line of one program; None, once it has failed."""
         if name in self.failures:
             return None
-        shared = ["--batch", self.batch, "--steps", self.args.steps, "--warmup", self.args.warmup]
+        shared = ["--batch", self.batch, "--steps", self.args.steps, "--warmup", self.args.warmup,
+                  *(["--recompute"] if self.args.recompute else [])]
         if name.startswith("cadre "):
             line, failure = self.run(f"{self.args.bin}/bench_engine", "--model", run_file(self.model), "--precision",
                                      name.split()[1], *shared)
@@ -198,7 +202,7 @@ class Comparison:
         medians = {name: statistics.median(values) for name, values in speeds.items() if len(values) == args.rounds}
         theirs = {name: value for name, value in medians.items() if name in chosen}
         line = {**processor(), **peak, "model": self.model, "batch": self.batch, "threads": self.threads,
-                "rounds": args.rounds}
+                "rounds": args.rounds, "recompute": args.recompute}
         for precision in self.precisions:
             cadre = f"cadre {precision}"
             same = {n: v for n, v in theirs.items() if n.startswith(precision)}

@@ -7,6 +7,7 @@ that a difference shows.
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 def lenet():
@@ -206,10 +207,13 @@ class _Gpt(nn.Module):
         self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(blocks)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
+        self.recomputes = False
 
     def forward(self, tokens):
         x = self.tokens(tokens) + self.positions[:tokens.shape[1]]
-        return self.head(self.norm(self.blocks(x))).flatten(0, 1)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
+        return self.head(self.norm(x)).flatten(0, 1)
 
 
 def gpt():
@@ -271,11 +275,16 @@ class TorchSteps:
     """Training steps of one network on one batch, by SGD with momentum."""
 
     def __init__(self, model, batch, precision, mode, device="cpu", layout="channels-last", optimizer="fused",
-                 fullgraph=False):
-        """`mode`: "eager", "compile", or a mode of torch.compile. `fullgraph`: what cannot be compiled is an error."""
+                 fullgraph=False, recompute=False):
+        """`mode`: "eager", "compile", or a mode of torch.compile. `fullgraph`: what cannot be compiled is an error.
+        `recompute`: the activations of the blocks of a transformer, by torch.utils.checkpoint."""
         torch.manual_seed(1)
         self.device, self.bf16 = device, precision == "bf16"
         net = MODELS[model]().to(device)
+        if recompute:
+            if not isinstance(net, _Gpt):
+                raise ValueError(f"{model} has no blocks that can be recomputed")
+            net.recomputes = True
         inputs, labels = random_batch(model, batch)
         if layout == "channels-last" and inputs.dim() == 4:
             net = net.to(memory_format=torch.channels_last)
