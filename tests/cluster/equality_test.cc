@@ -74,6 +74,23 @@ TEST(EqualityTest, AggregatorsKeepBits) {
   EXPECT_EQ(with->run.test().loss(), without->run.test().loss());
 }
 
+// The ranks execute the plan of the coordinator, which recomputes activations, and have the memory
+// that it has planned.
+TEST(EqualityTest, RecomputationKeepsBits) {
+  v1::RunSpec spec = SmallSpec({.groups = 1, .ranks = 2, .every_steps = 10, .steps = 30});
+  spec.mutable_cluster()->set_keep_plan(true);
+  spec.mutable_cluster()->set_recompute(v1::Recomputation::OFF);
+  const auto kept = Train(spec);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  spec.mutable_cluster()->set_recompute(v1::Recomputation::ALL);
+  const auto again = Train(spec);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(kept->run.groups(0).plan().recomputed_size(), 0);
+  EXPECT_GT(again->run.groups(0).plan().recomputed_size(), 0);
+  EXPECT_EQ(again->run.digest(), kept->run.digest());
+  EXPECT_EQ(again->run.test().loss(), kept->run.test().loss());
+}
+
 // The version of a single group is its contribution, so what it merges with the version is what it
 // has trained since.
 TEST(EqualityTest, OverlapOfOneGroupChangesOnlyRounding) {

@@ -202,7 +202,8 @@ TEST(Simulation, SeedsDrawEveryField) {
   AddAllFields(*v1::Averaging::descriptor(), "averaging.", &missing);
   AddAllFields(*v1::Cluster::descriptor(), "cluster.", &missing);
   // How a group computes, which is not simulated.
-  for (const char* name : {"space_ranks", "collectives", "overlap", "mesh", "layer", "pipeline"}) {
+  for (const char* name :
+       {"space_ranks", "collectives", "overlap", "mesh", "layer", "pipeline", "recompute"}) {
     missing.erase(absl::StrCat("cluster.", name));
   }
   // Programs with a loop of their own.
