@@ -21,7 +21,7 @@ struct MemoryFit {
   int64_t bytes = 0;
 };
 
-// Of the plan as it is. `limits`: the bytes of each rank; 0: unknown. Requires: CheckPlan is OK;
+// The plan as it is. `limits`: the bytes of each rank; 0: unknown. Requires: CheckPlan is OK;
 // one limit per rank.
 MemoryFit FitOf(const v1::RunSpec& spec, const Graph& graph, const ParameterIndex& index,
                 const Plan& plan, v1::Cluster::Device device, std::span<const int64_t> limits);
