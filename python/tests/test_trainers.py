@@ -146,9 +146,12 @@ def test_trainer_ends_with_the_run(cluster: Cluster) -> None:
 
 def test_late_trainer_and_one_after_the_end(cluster: Cluster) -> None:
     run = run_of(averaging={"every_steps": 4}, stop={"steps": 60})
-    first = start(cluster, "first", "plain", run, 60, "--slow", "0.25")
+    go = cluster.folder / "go"
+    first = start(cluster, "first", "plain", run, 60, "--hold", str(go))
     wait_for(lambda: any(status["step"] >= 8 for status in cluster.client.status()["runs"]), "steps")
     late = start(cluster, "late", "plain", run, 60)
+    wait_for(lambda: sum(group["version"] > 0 for group in cluster.client.status()["groups"]) == 2, "the late one", 120)
+    go.touch()
     one, other = ended(first, late)
     assert one["digest"] == other["digest"]
     assert one["discarded"] == other["discarded"] == 0

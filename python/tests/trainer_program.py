@@ -14,9 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import cadre
 from output import print_line
+from processes import wait_for
 
 TOKENS = 16
 SAMPLES = 256
+HELD_AT = 21
 
 
 class Texts(torch.utils.data.Dataset):
@@ -162,6 +164,8 @@ def train_plain(options: argparse.Namespace, model: torch.nn.Module, run: dict[s
         schedule.step()
         group.report(loss=loss, tokens=4 * TOKENS, rate=schedule.get_last_lr()[0], gradient_norm=norm)
         time.sleep(options.slow)
+        if options.hold and group.step >= HELD_AT:
+            wait_for(options.hold.exists, str(options.hold), 120)
     options.rate = schedule.get_last_lr()[0]
     return group
 
@@ -175,6 +179,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slow", type=float, default=0.0, help="seconds of each step")
+    parser.add_argument("--hold", type=Path, help=f"a file that a plain trainer waits for after step {HELD_AT}")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
