@@ -90,6 +90,35 @@ std::map<std::string, v1::LayerTime> ByLayer(const v1::ModelTimes& times) {
   return by_layer;
 }
 
+TEST(StepProfileTest, WhatIsComputedAgainIsNotTheLayersTime) {
+  const Transports transports = MakeTransports(Wire::kThreads, 1);
+  const v1::RunSpec spec = Spec(1);
+  const std::unique_ptr<Backend> kernels = MakeCpuBackend(1);
+  auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
+  ASSERT_TRUE(replica.ok()) << replica.status();
+  StepProfile profile(**replica);
+  ASSERT_TRUE(profile.Start().ok());
+  profile.BeginStep(10);
+  Tape tape;
+  tape.samples = kBatchSamples;
+  const auto play = [&](TapeOpKind kind, bool again, double seconds) {
+    TapeOp op;
+    op.kind = kind;
+    op.again = again;
+    profile.Played(tape, op, absl::Time(), seconds);
+  };
+  play(TapeOpKind::kForward, /*again=*/false, 1);
+  play(TapeOpKind::kLoss, /*again=*/false, 0);
+  play(TapeOpKind::kForward, /*again=*/true, 2);
+  play(TapeOpKind::kBackward, /*again=*/false, 4);
+  profile.EndStep();
+  ASSERT_TRUE(profile.Stop().ok());
+  const v1::LayerTime conv = ByLayer(profile.Layers())["conv"];
+  EXPECT_DOUBLE_EQ(conv.forward(), 1);
+  EXPECT_DOUBLE_EQ(conv.backward(), 4);
+  EXPECT_DOUBLE_EQ(profile.Times().compute(), 7);
+}
+
 TEST(StepProfileTest, CoversAllLayersOfGroups) {
   for (const auto& [ranks, model_ranks] : {std::pair(1, 1), std::pair(2, 1), std::pair(3, 3)}) {
     const Transports transports = MakeTransports(Wire::kThreads, ranks);
