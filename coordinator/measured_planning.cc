@@ -167,12 +167,14 @@ absl::Status CheckMemory(const PlanQuery& query, const v1::Plan& proto) {
   return CheckMemory(query, graph, index, plan);
 }
 
-// Under AUTO, the plan of the rules recomputes as few blocks as the memory of the ranks requires.
+// Under AUTO, the plan of the rules recomputes as few blocks as the memory of the ranks requires; in
+// groups of more than kMaxExactRanks, only the search knows whether it is required.
 absl::StatusOr<v1::Plan> FitIntoMemory(const PlanQuery& query, v1::Plan by_rules) {
   const v1::Recomputation::Choice choice = query.spec.cluster().recompute();
   const bool automatic =
       choice == v1::Recomputation::CHOICE_UNSPECIFIED || choice == v1::Recomputation::AUTO;
-  if (!automatic || MinKnown(query.ranks, &RankResources::memory_bytes) == 0) return by_rules;
+  const bool known = MinKnown(query.ranks, &RankResources::memory_bytes) > 0;
+  if (!automatic || !known || std::ssize(query.ranks) > kMaxExactRanks) return by_rules;
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(query.spec.model()));
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   CADRE_ASSIGN_OR_RETURN(Plan plan, PlanFromProto(by_rules, graph, index));

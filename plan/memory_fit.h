@@ -15,6 +15,10 @@
 
 namespace cadre {
 
+// The exact memory of a rank is computed from its tape, whose moves involve all ranks. That of all
+// ranks takes seconds for so many; callers estimate it for more.
+inline constexpr int kMaxExactRanks = 32;
+
 struct MemoryFit {
   bool fits = true;
   // PlannedMemory on the device of the rank that needs most.

@@ -1,11 +1,8 @@
 // The search needs memory as a sum over layers. What a plan that recomputes needs is not a sum, but
 // estimated by one (RecomputedLayer::share_in_memory), so the plans that are found are checked by
 // the exact memory of all ranks, which also tells how many blocks must be recomputed
-// (plan/memory_fit.h). Time grows with each block.
-//
-// The exact memory of a rank is computed from its tape, whose moves involve all ranks, so it takes
-// tenths of a second with a thousand ranks. In groups of more than kMaxExactRanks the estimate
-// decides, and all blocks are recomputed.
+// (plan/memory_fit.h). Time grows with each block. In groups of more than kMaxExactRanks the
+// estimate decides, and all blocks are recomputed.
 #include "plan/search/recomputing_search.h"
 
 #include <algorithm>
@@ -22,7 +19,6 @@
 namespace cadre {
 namespace {
 
-constexpr int kMaxExactRanks = 128;
 // In larger groups, only the fastest plan that fits is reported.
 constexpr int kFewRanks = 16;
 
@@ -134,7 +130,7 @@ absl::StatusOr<SearchResult> SearchWithBlocks(const PlanProblem& problem, Search
 }
 
 // The error without recomputation, which has the missing bytes, and that with it.
-absl::Status Both(const absl::Status& without, const absl::Status& with) {
+absl::Status BothErrors(const absl::Status& without, const absl::Status& with) {
   return absl::Status(without.code(), absl::StrCat(without.message(), "; ", with.message()));
 }
 
@@ -148,14 +144,14 @@ absl::StatusOr<SearchResult> SearchRecomputing(const PlanProblem& problem, Searc
     absl::StatusOr<SearchResult> all = SearchWithBlocks(recomputing, search);
     if (!absl::IsResourceExhausted(all.status())) return all;
     const absl::Status without = search(problem, /*explains=*/true).status();
-    return without.ok() ? all.status() : Both(without, all.status());
+    return without.ok() ? all.status() : BothErrors(without, all.status());
   }
   absl::StatusOr<SearchResult> without = search(problem, /*explains=*/true);
   const bool binds =
       without.ok() ? without->memory_binds : absl::IsResourceExhausted(without.status());
   if (!possible || !binds || problem.recompute == v1::Recomputation::OFF) return without;
   absl::StatusOr<SearchResult> with = SearchWithBlocks(recomputing, search);
-  if (!with.ok()) return without.ok() ? std::move(without) : Both(without.status(), with.status());
+  if (!with.ok()) return without.ok() ? std::move(without) : BothErrors(without.status(), with.status());
   if (!without.ok() || IsFaster(problem, with->best, without->best)) return with;
   // For callers that find that the placed plans do not fit.
   if (!HasUnplaced(*without) && PlacesNothing(with->best)) {
