@@ -167,8 +167,8 @@ absl::Status CheckMemory(const PlanQuery& query, const v1::Plan& proto) {
   return CheckMemory(query, graph, index, plan);
 }
 
-// Under AUTO, the plan of the rules recomputes as few blocks as the memory of the ranks requires; in
-// groups of more than kMaxExactRanks, only the search knows whether it is required.
+// Under AUTO, the plan of the rules recomputes as few blocks as the memory of the ranks requires;
+// in groups of more than kMaxExactRanks, only the search knows whether it is required.
 absl::StatusOr<v1::Plan> FitIntoMemory(const PlanQuery& query, v1::Plan by_rules) {
   const v1::Recomputation::Choice choice = query.spec.cluster().recompute();
   const bool automatic =

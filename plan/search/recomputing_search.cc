@@ -151,7 +151,8 @@ absl::StatusOr<SearchResult> SearchRecomputing(const PlanProblem& problem, Searc
       without.ok() ? without->memory_binds : absl::IsResourceExhausted(without.status());
   if (!possible || !binds || problem.recompute == v1::Recomputation::OFF) return without;
   absl::StatusOr<SearchResult> with = SearchWithBlocks(recomputing, search);
-  if (!with.ok()) return without.ok() ? std::move(without) : BothErrors(without.status(), with.status());
+  if (!with.ok())
+    return without.ok() ? std::move(without) : BothErrors(without.status(), with.status());
   if (!without.ok() || IsFaster(problem, with->best, without->best)) return with;
   // For callers that find that the placed plans do not fit.
   if (!HasUnplaced(*without) && PlacesNothing(with->best)) {
