@@ -21,8 +21,10 @@
 #include "base/status.h"
 #include "lab/round_traffic.h"
 #include "plan/cost/communication_cost.h"
+#include "plan/memory_fit.h"
 #include "plan/placed_memory.h"
 #include "plan/plan_collectives.h"
+#include "plan/recomputation.h"
 #include "plan/search/planner.h"
 #include "plan/search/prediction.h"
 
@@ -66,6 +68,13 @@ absl::Status ChoosePlan(const PlanQuestion& question, PlanReport& report) {
     CADRE_ASSIGN_OR_RETURN(report.chosen, PlanByRules(question));
     const std::vector<int64_t> limits(question.problem.ranks,
                                       question.problem.hardware.memory_bytes);
+    const v1::Cluster& cluster = question.request.spec.cluster();
+    if (cluster.recompute() != v1::Recomputation::OFF &&
+        cluster.recompute() != v1::Recomputation::ALL) {
+      RecomputeAsNeeded(question.request.spec, question.graph, question.index, cluster.device(),
+                        limits, RecomputationBlocks(question.graph), report.chosen->plan);
+      report.chosen->prediction = Predict(question.problem, report.chosen->plan);
+    }
     return CheckPlacedMemory(question.request.spec, question.graph, question.index,
                              report.chosen->plan, question.request.spec.cluster().device(), limits);
   }

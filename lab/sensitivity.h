@@ -25,7 +25,7 @@ struct Variation {
   std::optional<Candidate> candidate;
   std::string note;
   // How that plan differs from the original answer: whether its mesh does, and the number of layers
-  // that are split differently.
+  // that are split differently; whether it recomputes other blocks.
   bool other_mesh = false;
   int other_layers = 0;
   bool other_blocks = false;
