@@ -21,7 +21,7 @@
 // their way while another pass is executed. Both parts are packed by the same heuristic. A block in
 // which all buffers are packed together may take less than the two parts, because what lives in one
 // pass takes the places of what is no longer needed. If of t words k remain in the block and p are
-// shared, k n + p <= t n holds for every number n >= 2 of micro-batches if it holds for 2.
+// shared, k n + p <= t n is true for each number n > 2 of micro-batches if it is true for 2.
 //
 // Invariants (tape_test): two buffers that are alive at the same operation do not overlap, and
 // buffers of concurrent operations count as alive in both. Cost: quadratic in buffers, at most a

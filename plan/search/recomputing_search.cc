@@ -1,6 +1,6 @@
 // The search needs memory as a sum over layers. What a plan that recomputes needs is not a sum, but
 // estimated by one (RecomputedLayer::share_in_memory), so the plans that are found are checked by
-// the exact memory of all ranks, which also tells how many blocks must be recomputed
+// the exact memory of all ranks, which also determines how many blocks are recomputed
 // (plan/memory_fit.h). Time grows with each block. In groups of more than kMaxExactRanks the
 // estimate decides, and all blocks are recomputed.
 #include "plan/search/recomputing_search.h"
