@@ -34,25 +34,25 @@ LIES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 class Liar:
     """Lies about the change of each round after the second one."""
 
-    def __init__(self, model: torch.nn.Module, lie: str, every_steps: int) -> None:
+    def __init__(self, model: torch.nn.Module, lie: str) -> None:
         self._parameters = list(model.parameters())
         self._lie = LIES[lie]
-        self._every_steps = every_steps
-        self._steps = 0
+        self._rounds = 0
         self._first: list[torch.Tensor] = []
-        self.begin_round()
 
-    def begin_round(self) -> None:
+    def begin_round(self, group: cadre.Group) -> None:
+        self._group = group
         self._before = [parameter.detach().clone() for parameter in self._parameters]
 
     def on_step(self, *_: object) -> None:
-        self._steps += 1
-        if self._steps % self._every_steps:
+        # A group that was too late for a round makes fewer steps in the next one.
+        if self._group.step + 1 != self._group.next_boundary:
             return
+        self._rounds += 1
         changes = [parameter.detach() - before for parameter, before in zip(self._parameters, self._before)]
         if not self._first:
             self._first = changes
-        if self._steps <= 2 * self._every_steps:
+        if self._rounds <= 2:
             return
         with torch.no_grad():
             for parameter, before, change, first in zip(self._parameters, self._before, changes, self._first):
@@ -64,7 +64,7 @@ def train(options: argparse.Namespace, spec: dict, lie: str, data: tuple[torch.T
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    liar = Liar(model, lie, spec["averaging"]["every_steps"])
+    liar = Liar(model, lie)
     optimizer.register_step_post_hook(liar.on_step)
     generator = torch.Generator().manual_seed(options.number)
     version = -1
@@ -73,7 +73,7 @@ def train(options: argparse.Namespace, spec: dict, lie: str, data: tuple[torch.T
         for _ in group:
             if group.version != version:
                 version = group.version
-                liar.begin_round()
+                liar.begin_round(group)
             chosen = torch.randint(len(images), (64,), generator=generator)
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
