@@ -168,11 +168,12 @@ TEST(TrainingTest, StatusComparesPredictions) {
   const auto predicted = cluster.Await(
       [&](const v1::StatusReply& status) {
         return status.groups_size() == 1 && status.groups(0).run() == *second &&
-               status.groups(0).state() == v1::GROUP_STATE_TRAINING;
+               status.groups(0).has_predicted();
       },
-      kLong, "the second run trains");
+      kLong, "the second run has a prediction");
   ASSERT_TRUE(predicted.ok()) << predicted.status();
   EXPECT_GT(predicted->groups(0).predicted().step(), 0);
+  EXPECT_FALSE(predicted->groups(0).prediction_from_own_measurement());
 }
 
 }  // namespace
