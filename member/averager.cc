@@ -468,7 +468,7 @@ absl::Status Averager::KeepStaged(uint32_t version) {
 absl::Status Averager::KeepUndecided() {
   StateVault& vault = *options_.residuals;
   StateVault::Snapshot& kept =
-      vault.Keep(kept_round_, CountsOf(exchanged_, exchange_->undecided()), codes_up_ ? 2 : 1);
+      vault.Keep(kept_round_, CountsOf(exchanged_, exchange_->Changes()), codes_up_ ? 2 : 1);
   const absl::Status copied = exchange_->WhatMayBeKept(
       kept.tensors[0], codes_up_ ? std::span(kept.tensors[1]) : std::span<float>());
   if (!copied.ok()) vault.DropFrom(kept_round_);
@@ -476,9 +476,8 @@ absl::Status Averager::KeepUndecided() {
 }
 
 void Averager::KeepForNextGeneration() {
-  const std::vector<UpdateCount> undecided = exchange_->undecided();
   // What was not reported to the coordinator is in no version.
-  const bool reported = !undecided.empty() && undecided.front().updates == kept_round_;
+  const bool reported = exchange_->undecided_round() == kept_round_;
   StateVault::Snapshot& kept = options_.residuals->Keep(
       carried_version_, CountsOf(exchanged_, exchange_->late()), /*tensors=*/1);
   // Neither call has a device that could fail.

@@ -339,13 +339,18 @@ std::vector<UpdateCount> ShardExchange::late() const {
   return counts;
 }
 
-std::vector<UpdateCount> ShardExchange::undecided() const {
+std::optional<uint32_t> ShardExchange::undecided_round() const {
+  for (const Shard& shard : shards_) {
+    if (shard.values.undecided()) return shard.values.contribution()->round;
+  }
+  return std::nullopt;
+}
+
+std::vector<UpdateCount> ShardExchange::Changes() const {
   std::vector<UpdateCount> counts;
   for (const Shard& shard : shards_) {
-    if (!shard.values.undecided()) continue;
-    const ShardValues::Contribution& contribution = *shard.values.contribution();
-    for (const Owned& part : contribution.parts) {
-      counts.push_back({part.positions, contribution.round});
+    for (const LateChange& each : shard.values.Changes()) {
+      counts.push_back({each.positions, each.round});
     }
   }
   return counts;
@@ -354,7 +359,7 @@ std::vector<UpdateCount> ShardExchange::undecided() const {
 absl::Status ShardExchange::WhatMayBeKept(std::span<float> change,
                                           std::span<float> left_out) const {
   if (coder_ != nullptr) return CopyOut(change, left_out);
-  CADRE_RETURN_IF_ERROR(Carried(change));
+  CADRE_RETURN_IF_ERROR(Carried(change, /*weighted=*/false));
   std::fill(left_out.begin(), left_out.end(), 0.0F);
   for (const Shard& shard : shards_) {
     if (shard.values.undecided()) shard.values.CopyUndecided(change, left_out, progress_);

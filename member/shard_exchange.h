@@ -136,12 +136,15 @@ class ShardExchange {
   std::vector<UpdateCount> late() const;
   // The values are those that were contributed. Requires: nothing was contributed yet.
   void SetCarried(std::vector<float> carried, std::span<const LateChange> late = {});
-  // The positions of the last contribution, until BeginPull has its decision: the count is its
-  // round. Requires: it has been staged, or a coder has it.
-  std::vector<UpdateCount> undecided() const;
-  // Copies what follows from it: the change if no version includes the contribution and, if it is
-  // coded, what its code has left out if one does. Other positions have what is carried, and
-  // nothing left out. `left_out` is empty unless contributions are coded. Errors: as Carried.
+  // The round of the last contribution, until BeginPull has its decision. Requires: it has been
+  // staged, or a coder has it.
+  std::optional<uint32_t> undecided_round() const;
+  // The positions of the changes that WhatMayBeKept copies: the count is the round.
+  std::vector<UpdateCount> Changes() const;
+  // Copies what follows from the undecided contribution: the change if no version includes it and,
+  // if it is coded, what its code has left out if one does. Other positions have what is carried,
+  // late changes as they were contributed, and nothing left out. `left_out` is empty unless
+  // contributions are coded. Errors: as Carried.
   absl::Status WhatMayBeKept(std::span<float> change, std::span<float> left_out) const;
 
   // Ends what was begun, before the values above are read for the last time. Frees what is not

@@ -6,8 +6,9 @@
 // ones. In fp32, values that are scattered over buckets are copied, because the client sends
 // contiguous chunks.
 //
-// A late change is weighted when the next contribution is made: if the generation ends before, the
-// next one weights it by how late it is by then.
+// A late change is weighted when its values are contributed next, which with fragments is not the
+// next contribution: if the generation ends before, the next one weights it by how late it is by
+// then.
 #include "member/shard_values.h"
 
 #include <algorithm>
@@ -64,27 +65,37 @@ absl::Status ForEachDecoded(std::span<const UnitSpan> spans, const Codec& codec,
   return reader.CheckEnd();
 }
 
-// Adds a change that comes after the others.
-void AddLate(const ShardValues::LateChange& change, std::vector<ShardValues::LateChange>& late) {
-  const bool continues = !late.empty() && late.back().positions.end == change.positions.begin &&
-                         late.back().round == change.round && late.back().factor == change.factor;
-  if (continues) {
-    late.back().positions.end = change.positions.end;
-  } else {
-    late.push_back(change);
-  }
-}
-
-void RemoveLate(Interval positions, std::vector<ShardValues::LateChange>& late) {
-  std::vector<ShardValues::LateChange> left;
-  for (const ShardValues::LateChange& each : late) {
-    for (const Interval rest : {Interval(each.positions.begin, positions.begin),
-                                Interval(positions.end, each.positions.end)}) {
-      const Interval part = Intersect(rest, each.positions);
-      if (!part.empty()) left.push_back({part, each.round, each.factor});
+// Requires: `late` has none of the parts, which are in order.
+void AddLate(const std::vector<Owned>& parts, uint32_t round, float factor,
+             std::vector<ShardValues::LateChange>& late) {
+  const size_t before = late.size();
+  for (const Owned& part : parts) {
+    const bool continues =
+        late.size() > before && late.back().positions.end == part.positions.begin;
+    if (continues) {
+      late.back().positions.end = part.positions.end;
+    } else {
+      late.push_back({part.positions, round, factor});
     }
   }
-  late = std::move(left);
+  absl::c_sort(late, [](const ShardValues::LateChange& a, const ShardValues::LateChange& b) {
+    return a.positions.begin < b.positions.begin;
+  });
+}
+
+void RemoveLate(const std::vector<Owned>& parts, std::vector<ShardValues::LateChange>& late) {
+  for (const auto& [positions, values] : parts) {
+    if (late.empty()) return;
+    std::vector<ShardValues::LateChange> left;
+    for (const ShardValues::LateChange& each : late) {
+      for (const Interval rest : {Interval(each.positions.begin, positions.begin),
+                                  Interval(positions.end, each.positions.end)}) {
+        const Interval part = Intersect(rest, each.positions);
+        if (!part.empty()) left.push_back({part, each.round, each.factor});
+      }
+    }
+    late = std::move(left);
+  }
 }
 
 }  // namespace
@@ -287,16 +298,8 @@ std::optional<KeptShare> ShardValues::Decide(uint32_t version, bool included, bo
     }
   }
   if (ElementsOf(parts) == size_) late_.clear();
-  if (!late_.empty()) {
-    for (const Owned& part : parts) RemoveLate(part.positions, late_);
-  }
-  if (!is_late) return share;
-  for (const Owned& part : parts) {
-    AddLate({part.positions, contribution_->round, share.factor}, late_);
-  }
-  absl::c_sort(late_, [](const LateChange& a, const LateChange& b) {
-    return a.positions.begin < b.positions.begin;
-  });
+  RemoveLate(parts, late_);
+  if (is_late) AddLate(parts, contribution_->round, share.factor, late_);
   return share;
 }
 
@@ -405,6 +408,15 @@ void ShardValues::CopyCarried(std::span<float> values, bool weighted) const {
 void ShardValues::SetCarried(std::span<const float> values, std::vector<LateChange> late) {
   carried_ = std::vector<float>(values.begin(), values.end());
   late_ = std::move(late);
+}
+
+std::vector<ShardValues::LateChange> ShardValues::Changes() const {
+  std::vector<LateChange> changes = late_;
+  if (undecided()) {
+    RemoveLate(contribution_->parts, changes);
+    AddLate(contribution_->parts, contribution_->round, /*factor=*/1, changes);
+  }
+  return changes;
 }
 
 void ShardValues::CopyUndecided(std::span<float> change, std::span<float> left_out,

@@ -137,6 +137,8 @@ class ShardValues {
   // By positions, which are disjoint.
   const std::vector<LateChange>& late() const { return late_; }
   bool undecided() const { return contribution_ && contribution_->undecided; }
+  // As late(), with the change that is undecided as one that is late.
+  std::vector<LateChange> Changes() const;
   // What follows from the last contribution where it has exchanged values: the change if no version
   // includes it and, if it is coded, what its frame leaves out if one does. Other values remain.
   // Requires: undecided; as Decide.

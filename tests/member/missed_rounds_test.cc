@@ -307,5 +307,32 @@ TEST_F(MissedRoundsTest, OtherFragmentsAreMerged) {
   EXPECT_TRUE(SameBits(member.values, learned)) << "both fragments";
 }
 
+// Round 1 exchanges fragment 1, and round 2 the other one. If the generation ends in round 2, the
+// next one weights the late change of round 1 by how late it is by then.
+TEST_F(MissedRoundsTest, LateChangeIsKeptInRoundsOfOtherFragments) {
+  averaging().mutable_staleness()->set_max_rounds(2);
+  averaging().mutable_fragments()->set_count(2);
+  Start();
+  const std::vector<float> initial = Version(0);
+  OnlyRank& late = *members_[0];
+  Learn(late, 77);
+  const std::vector<float> first = late.values;
+  ASSERT_EQ(late.Stage(1, /*fragment=*/1), absl::OkStatus());
+  OnlyRank& other = *members_[1];
+  ASSERT_EQ(other.Stage(1, /*fragment=*/1), absl::OkStatus());
+  Apply(1, {{.group = 1}}, /*fragment=*/1);
+  ASSERT_EQ(late.Adopt(1, /*included=*/false), 0U);
+  late.exchange->Merge();
+  ASSERT_EQ(late.Stage(2, /*fragment=*/2), absl::OkStatus());
+
+  const int64_t end = run_.parameters();
+  EXPECT_THAT(late.exchange->Changes(), ::testing::ElementsAre(UpdateCount{{0, kUnitSize}, 1},
+                                                               UpdateCount{{kUnitSize, 5000}, 2},
+                                                               UpdateCount{{5000, end}, 1}));
+  std::vector<float> kept(end);
+  ASSERT_EQ(late.exchange->WhatMayBeKept(kept, {}), absl::OkStatus());
+  for (int64_t i = 0; i < end; ++i) EXPECT_EQ(kept[i], first[i] - initial[i]) << i;
+}
+
 }  // namespace
 }  // namespace cadre::testing

@@ -26,6 +26,12 @@ void ForEach(const std::vector<Interval>& intervals, const Use& use) {
   }
 }
 
+// Its change includes that of an earlier one that was late.
+std::shared_ptr<const Conservation::Kept> AsLate(Conservation::Kept kept) {
+  kept.late = nullptr;
+  return std::make_shared<const Conservation::Kept>(std::move(kept));
+}
+
 }  // namespace
 
 // ---- What survives generations
@@ -65,7 +71,7 @@ Expected Conservation::Restore(const v1::Assignment& assignment,
   ForEach(spans, [&](int64_t p) {
     Kept& kept = group.positions[p];
     // A contribution that the run does not have has carried nothing over.
-    if (kept.round > version && kept.late != nullptr) kept = Kept(*kept.late);
+    if (!kept.settled && kept.round > version && kept.late != nullptr) kept = Kept(*kept.late);
     const v1::IncludedContribution& in = start.included();
     const bool included = in.round() == kept.round && in.generation() == kept.generation;
     const v1::ScreenedChange& out = start.screened();
@@ -79,18 +85,24 @@ Expected Conservation::Restore(const v1::Assignment& assignment,
     const bool complete =
         kept.settled || later || contributed_.contains({kept.generation, kept.round});
     const bool repeated = !kept.settled && !later && !included && in.round() == kept.round;
+    const v1::Averaging& averaging = assignment.spec().averaging();
+    std::shared_ptr<const Kept> late;
+    if (kept.is_change() && !later && !included && !screened) {
+      late = AsLate(kept);
+    } else if (!kept.is_change()) {
+      late = kept.late;
+    }
     if (version == 0) {
       value = 0;
     } else if (present && known && complete && !repeated) {
-      value = kept.settled || later
-                  ? kept.carried
-                  : Settle(assignment.spec().averaging(), kept, version, included, screened);
+      value = later ? kept.carried
+              : late != nullptr
+                  ? Settle(averaging, *late, version, /*included=*/false, /*screened=*/false)
+                  : Settle(averaging, kept, version, included, screened);
     }
-    const bool is_late =
-        version > 0 && !kept.settled && !later && !included && !screened && kept.exchanged;
-    if (!is_late || !value.has_value()) {
-      kept = {.round = version, .generation = place.generation(), .carried = value};
-    }
+    // A late change is weighted again by each generation that starts with it.
+    if (version == 0 || !value.has_value()) late = nullptr;
+    kept = {.round = version, .generation = place.generation(), .carried = value, .late = late};
   });
   group.holders.insert(peers.begin(), peers.end());
   group.restored.insert(place.rank());
@@ -104,8 +116,12 @@ Expected Conservation::Restore(const v1::Assignment& assignment,
 void Conservation::Keep(const v1::Assignment& assignment, int64_t position, const Kept& kept) {
   Kept& before = groups_[KeyOf(assignment)].positions[position];
   Kept after = kept;
-  before.late = nullptr;
-  if (!before.settled && before.round < kept.round) after.late = std::make_shared<Kept>(before);
+  const bool same = before.round == kept.round && before.generation == kept.generation;
+  if (!before.is_change()) {
+    after.late = before.late;
+  } else if (!same) {
+    after.late = AsLate(before);
+  }
   before = std::move(after);
 }
 

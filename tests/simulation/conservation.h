@@ -64,8 +64,11 @@ class Conservation {
     bool exchanged = false;
     std::optional<float> change;
     std::optional<float> left_out;
-    // The late contribution before; null: it is settled.
+    // An earlier contribution that is late: what counts if the run does not have the round, or if
+    // the round does not exchange the position. Null: there is none.
     std::shared_ptr<const Kept> late;
+
+    bool is_change() const { return !settled && exchanged; }
   };
   void Keep(const v1::Assignment& assignment, int64_t position, const Kept& kept);
   // What is carried of it if the group continues from this version.
