@@ -311,7 +311,8 @@ absl::Status Averager::FinishPull(const RankProtocol::Pull& pull, Traffic* traff
   if (KeepsCarried() && has_version_) {
     options_.residuals->Settle(pull.version, [&](StateVault::Snapshot& each) {
       const bool newest = each.version == kept_round_;
-      Settle(pull.version, pull.included && newest, pull.screened && newest, each);
+      Settle(pull.version, pull.included && newest, pull.screened && newest, /*begins=*/false,
+             each);
       return true;
     });
   }
@@ -355,7 +356,7 @@ absl::Status Averager::Restore(const v1::Start& start) {
     const v1::ScreenedChange& screened = start.screened();
     const bool is_screened = screened.scale() == 0 && screened.round() == each.version &&
                              screened.generation() == each.generation;
-    late = std::max(late, Settle(version, is_included, is_screened, each));
+    late = std::max(late, Settle(version, is_included, is_screened, /*begins=*/true, each));
     return true;
   });
   ReportDropped(late);
@@ -367,7 +368,7 @@ absl::Status Averager::Restore(const v1::Start& start) {
   return absl::OkStatus();
 }
 
-uint32_t Averager::Settle(uint32_t version, bool included, bool screened,
+uint32_t Averager::Settle(uint32_t version, bool included, bool screened, bool begins,
                           StateVault::Snapshot& snapshot) const {
   std::vector<float>& values = snapshot.tensors.front();
   uint32_t late = 0;
@@ -377,7 +378,10 @@ uint32_t Averager::Settle(uint32_t version, bool included, bool screened,
     // The decision is that on the contribution of the snapshot's round; others are late already.
     const bool own = each.updates == snapshot.version;
     const bool leaves = own && (included || screened);
-    const KeptShare share = ShareOf(averaging_, each, version, own && included, own && screened);
+    KeptShare share;
+    if (own || begins) {
+      share = ShareOf(averaging_, each, version, own && included, own && screened);
+    }
     late = std::max(late, share.dropped);
     if (each.updates > 0 && (leaves || share.dropped > 0)) {
       const bool coded = snapshot.tensors.size() > 1 && share.dropped == 0 && !screened;

@@ -127,9 +127,10 @@ class Averager {
   absl::Status KeepUndecided();
   void KeepForNextGeneration();
   // Keeps in the snapshot what follows from the decision on its contribution, with which the group
-  // continues from `version`. Returns how many rounds late a change is that is dropped for this
-  // reason; 0: none is.
-  uint32_t Settle(uint32_t version, bool included, bool screened,
+  // continues from `version`. Changes that were late before are weighted again only if a generation
+  // begins: otherwise the group still contributes them. Returns how many rounds late a change is
+  // that is dropped for this reason; 0: none is.
+  uint32_t Settle(uint32_t version, bool included, bool screened, bool begins,
                   StateVault::Snapshot& snapshot) const;
   // The change is `late` rounds late; 0: it is not.
   void ReportDropped(uint32_t late);

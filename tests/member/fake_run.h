@@ -104,6 +104,7 @@ class FakeRun {
       start.set_step(run.newest_.step());
       start.set_digest(run.newest_.digest());
       start.set_total_steps(100);
+      start.set_fragment(run.FragmentOf(run.newest_.version() + 1));
       *start.mutable_included() = run.included_;
     }
     absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration timeout) override {
@@ -127,10 +128,17 @@ class FakeRun {
     const uint32_t last_;
   };
 
+  // The fragment that the round exchanges; 0: all values.
+  uint32_t FragmentOf(uint32_t round) const {
+    const uint32_t count = FragmentsOf(spec_.averaging());
+    return count > 1 ? (round - 1) % count + 1 : 0;
+  }
+
   void Commit(const v1::Contributed& contributed, int ranks) {
     v1::Apply apply;
     apply.set_run("run-1");
     apply.set_round(contributed.round());
+    apply.set_fragment(FragmentOf(contributed.round()));
     v1::Participant& participant = *apply.add_participants();
     participant.set_group(contributed.place().group());
     participant.set_generation(contributed.place().generation());
@@ -151,6 +159,7 @@ class FakeRun {
     newest_.set_step(contributed.step());
     newest_.set_next_step(contributed.step() + 4);
     newest_.set_digest(applied->digest());
+    newest_.set_fragment(FragmentOf(contributed.round() + 1));
     // The runs of these tests repeat rounds of group 0 only.
     if (participant.group() == 0) {
       included_.set_round(contributed.round());

@@ -58,10 +58,14 @@ class TrainedRun {
   void TrainWithoutCommit(const std::vector<int>& workers) {
     run_.TrainWithoutCommit(std::ssize(workers), TrainerOf(workers));
   }
-  // The group trains its next steps, but the aggregator refuses its contribution.
-  void FailRound(const std::vector<int>& workers) {
-    run_.OnAdopted([&](const v1::Adopted&) { run_.Fence(); });
-    run_.Train(std::ssize(workers), 1,
+  // The group makes these versions and adopts them. It trains its next steps, but the aggregator
+  // refuses its contribution.
+  void FailRound(const std::vector<int>& workers, uint32_t versions = 0) {
+    const uint32_t last = run_.version() + versions;
+    run_.OnAdopted([&](const v1::Adopted& adopted) {
+      if (adopted.version() == last) run_.Fence();
+    });
+    run_.Train(std::ssize(workers), versions + 1,
                [&](const v1::Assignment& assignment, RecordingControl& control,
                    std::unique_ptr<Transport> link) {
                  const absl::Status status = TrainAs(workers[assignment.place().rank()], assignment,
@@ -103,6 +107,8 @@ class TrainedRun {
 
   std::vector<StateVault> vaults{4};
   std::vector<StateVault> residuals{4};
+  // Those of all workers.
+  Counters counters;
 
  private:
   FakeRun::TrainRank TrainerOf(const std::vector<int>& workers) {
@@ -115,7 +121,6 @@ class TrainedRun {
                          std::unique_ptr<Transport> link) {
     const auto kernels = MakeCpuBackend(1);
     Cancellation cancellation;
-    Counters counters;
     LinkCache links;
     TrainerOptions options;
     options.links = &links;
@@ -336,6 +341,24 @@ TEST(Reform, LateChangesSurvive) {
       for (size_t i = 0; i < change.size(); ++i) contributed[1][i] += weight * change[i];
       EXPECT_EQ(contributed[0], contributed[1]);
     }
+  }
+}
+
+// With fragments, a group contributes a late change in a later round. If it is re-formed meanwhile,
+// the change may have become too late, which is reported.
+TEST(Reform, LateChangeOfAFragmentIsDroppedWithAReport) {
+  v1::RunSpec spec = Spec("sgd {}");
+  spec.mutable_averaging()->mutable_staleness()->set_max_rounds(1);
+  spec.mutable_averaging()->mutable_fragments()->set_count(2);
+  for (const std::vector<int>& workers : {std::vector<int>{0}, {0, 1}}) {
+    SCOPED_TRACE(workers.size());
+    TrainedRun run(spec);
+    run.TrainWithoutCommit(workers);
+    run.Train({3}, 1, /*group=*/1);
+    run.FailRound(workers, /*versions=*/1);
+    EXPECT_EQ(run.counters.Get("changes_dropped"), 0U);
+    run.Train(workers, 1);
+    EXPECT_GT(run.counters.Get("changes_dropped"), 0U);
   }
 }
 
