@@ -20,9 +20,15 @@ RunReports StaleRecord::ReportsOf(const RunView& run) const {
   const auto is_known = [&](const RunReports::value_type& entry) {
     return run.shards().MayStore(entry.first, entry.second.open().shard());
   };
+  const v1::RunRecord& record = run.record();
   std::erase_if(reports, [&](const RunReports::value_type& entry) {
     const v1::OpenRun& open = entry.second.open();
     const v1::ShardState& state = entry.second.state();
+    // It may have version 0 from before the aggregators were chosen again. The one that the record
+    // names may have a later version, and is awaited.
+    const bool untrained = record.digest() != 0 && state.version() == 0 &&
+                           int64_t{open.shard()} < record.shards_size();
+    if (untrained && !reports_.contains(record.shards(static_cast<int>(open.shard())))) return true;
     if (is_known(entry)) return false;
     return int64_t{open.shards()} != run.shards().size() || state.run().empty() ||
            absl::c_any_of(reports_, [&](const RunReports::value_type& other) {

@@ -119,6 +119,22 @@ TEST_F(StaleRecordTest, ShardIsWhereItsNewestVersionIs) {
   EXPECT_EQ(Report(0, 6)->record.shards(0), "agg-0");
 }
 
+// Other aggregators had been chosen before those that the record names, and one of them has
+// version 0 still.
+TEST_F(StaleRecordTest, VersionZeroElsewhereDoesNotReplaceAShardThatIsAwaited) {
+  run_.stored.record().set_version(0);
+  stale_.Add(1);
+  Report(0, 1);
+  v1::RunReport other = ReportOf(1, 0);
+  other.clear_newest();
+  EXPECT_FALSE(stale_.OnReport(run_, "agg-2", other).has_value());
+  EXPECT_THAT(stale_.problem(), HasSubstr("shard 1 of 2 is missing"));
+  const auto rebuilt = Report(1, 1);
+  ASSERT_TRUE(rebuilt.has_value()) << stale_.problem();
+  EXPECT_EQ(rebuilt->record.version(), 1U);
+  EXPECT_EQ(rebuilt->record.shards(1), "agg-1");
+}
+
 // What other aggregators have counts only if it is newer.
 TEST_F(StaleRecordTest, OtherAggregatorsOfAShardWithValuesAreNotUsed) {
   stale_.Add(5);
