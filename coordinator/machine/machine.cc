@@ -358,7 +358,7 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
 
 void Machine::OnAggregatorJoined(const Member& member, const v1::Hello& hello) {
   stored_.OnJoined(member, hello);
-  for (auto& [number, run] : runs_.all()) run.OnAggregatorJoined(member);
+  for (auto& [number, run] : runs_.all()) run.OnAggregatorJoined(member, hello);
 }
 
 void Machine::OnWorkerRejoined(const Member& member, const v1::Hello& hello) {

@@ -249,7 +249,8 @@ void Run::OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed) 
   }
 }
 
-void Run::OnAggregatorJoined(const Member& member) {
+void Run::OnAggregatorJoined(const Member& member, const v1::Hello& hello) {
+  aggregators_.moves().OnJoined(member, hello);
   aggregators_.OnJoined(member, active());
   if (behind()) aggregators_.orders().RequestReport(member);
 }

@@ -103,7 +103,7 @@ class Run final : public RunWithStatus {
   StoredRun& stored() { return stored_; }
   // An aggregator has not carried out an order for this run.
   void OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed);
-  void OnAggregatorJoined(const Member& member);
+  void OnAggregatorJoined(const Member& member, const v1::Hello& hello);
   // The stream of the aggregator has ended, or its lease.
   void OnAggregatorLost(const std::string& name);
   // The record is older than the values, which have this version: ends the groups, and requests

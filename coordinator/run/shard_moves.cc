@@ -50,6 +50,10 @@ constexpr double kMinBytesPerSecond = 50e6;
 // So many commits leave a move for later because a group loads an older version.
 constexpr uint32_t kMaxPostponed = 8;
 
+const std::string& SourceOf(const v1::RunRecord& record, uint32_t shard) {
+  return record.shards(static_cast<int>(shard));
+}
+
 // What a shard takes on disk.
 int64_t BytesOfShard(const RunView& run) {
   return SpaceOfLargestShard(run.spec(), run.Parameters(), run.shards().size());
@@ -98,7 +102,7 @@ void ShardMoves::Advance(const std::set<std::string>& hung) {
       Undo(absl::StrCat("it is too slow: it has not ", OwedByTarget()->Text()));
     } else if (rescued == record_.move().shard() && !record_.move().from_copy()) {
       record_.mutable_move()->set_from_copy(true);
-      at_target_ = AtTarget();
+      at_target_ = {.held = at_target_.held};
       stored_.Save();
       cluster_.ReportRun(v1::EVENT_KIND_SHARD_MOVE, run_.id(), BeginText());
     } else if (rescued.has_value() && !record_.move().from_copy()) {
@@ -111,7 +115,12 @@ void ShardMoves::Advance(const std::set<std::string>& hung) {
   if (!record_.has_move()) return;
   const std::optional<uint32_t> hollow = HollowVersion();
   if (!hollow.has_value() || cluster_.members().ConnectedAggregator(target()) == nullptr) return;
-  if (at_target_.ordered != hollow) {
+  // A shard that is ordered to be hollow discards what it has. If the move is complete in a newer
+  // record, or the answer of the target was lost, that may be contributions, too.
+  if (record_.move().from_copy() && at_target_.held.has_value() &&
+      at_target_.held == VersionToFetch()) {
+    at_target_.copying = at_target_.copied = at_target_.held;
+  } else if (at_target_.ordered != hollow) {
     at_target_ = {.ordered = hollow, .opened = at_target_.opened, .since = cluster_.now()};
     parts_.orders.Open(target(), record_.move().shard(), *hollow);
   }
@@ -136,7 +145,7 @@ bool ShardMoves::CopySuffices(uint32_t shard, Ranks ranks) const {
 // An aggregator that is away may return, so only an operator who drains it gives it up.
 std::optional<uint32_t> ShardMoves::FindToRescue(const std::set<std::string>& hung) const {
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
-    const std::string& source = SourceOf(shard);
+    const std::string& source = SourceOf(record_, shard);
     const bool connected = cluster_.members().ConnectedAggregator(source) != nullptr;
     const bool given_up = connected ? hung.contains(source) : cluster_.queue().IsDraining(source);
     // It may have answered in this event.
@@ -154,7 +163,8 @@ void ShardMoves::Begin(std::optional<uint32_t> rescued) {
   rescued_ = rescued;
   if (rescued.has_value() && Begin(*rescued, /*from_copy=*/true)) return;
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
-    const bool moves = cluster_.queue().IsDraining(SourceOf(shard)) && parts_.shards.IsOpen(shard);
+    const bool moves =
+        cluster_.queue().IsDraining(SourceOf(record_, shard)) && parts_.shards.IsOpen(shard);
     if (moves && rescued != shard && Begin(shard, /*from_copy=*/false)) return;
   }
 }
@@ -178,7 +188,7 @@ bool ShardMoves::Begin(uint32_t shard, bool from_copy) {
 
 std::string ShardMoves::BeginText() const {
   const uint32_t shard = record_.move().shard();
-  const std::string& source = SourceOf(shard);
+  const std::string& source = SourceOf(record_, shard);
   if (!record_.move().from_copy()) {
     return absl::StrCat("shard ", shard, " moves from aggregator ", source, " to ", target(),
                         ", with the next version");
@@ -191,7 +201,8 @@ std::string ShardMoves::BeginText() const {
 
 const std::string& ShardMoves::Holder() const {
   const uint32_t shard = record_.move().shard();
-  return record_.move().from_copy() ? parts_.copies.copies().HolderOf(shard) : SourceOf(shard);
+  return record_.move().from_copy() ? parts_.copies.copies().HolderOf(shard)
+                                    : SourceOf(record_, shard);
 }
 
 std::string ShardMoves::WhyUndone() const {
@@ -202,7 +213,7 @@ std::string ShardMoves::WhyUndone() const {
     if (parts_.copies.copies().Knows(shard) && !CopySuffices(shard, Ranks::kLive)) {
       return absl::StrCat("its copy on ", Holder(), " does not have what the run needs now");
     }
-  } else if (!cluster_.queue().IsDraining(SourceOf(shard))) {
+  } else if (!cluster_.queue().IsDraining(SourceOf(record_, shard))) {
     return "the aggregator is not drained any more";
   }
   if (cluster_.queue().IsCordoned(target())) return absl::StrCat(target(), " is cordoned");
@@ -214,15 +225,16 @@ std::string ShardMoves::WhyUndone() const {
 
 void ShardMoves::Undo(absl::string_view why) {
   const v1::ShardMoveRecord move = record_.move();
-  cluster_.ReportRun(v1::EVENT_KIND_SHARD_MOVE, run_.id(),
-                     absl::StrCat("the move of shard ", move.shard(), " from aggregator ",
-                                  SourceOf(move.shard()), " to ", move.to(), " is undone: ", why));
+  cluster_.ReportRun(
+      v1::EVENT_KIND_SHARD_MOVE, run_.id(),
+      absl::StrCat("the move of shard ", move.shard(), " from aggregator ",
+                   SourceOf(record_, move.shard()), " to ", move.to(), " is undone: ", why));
   cluster_.Count("moves_undone");
-  const bool is_hollow = at_target_.ordered.has_value();
+  const bool has_files = at_target_.ordered.has_value() || at_target_.held.has_value();
   record_.clear_move();
   at_target_ = AtTarget();
   AddLeaving(move.to());
-  if (is_hollow) Remove(move.to());
+  if (has_files) Remove(move.to());
   stored_.Save();
 }
 
@@ -361,7 +373,7 @@ std::optional<ShardMoves::Moved> ShardMoves::Complete() {
   }
   if (!version.has_value() || at_target_.copied != version) return std::nullopt;
   if (from_copy) rescues_[shard] = record_.version();
-  const Moved moved{shard, SourceOf(shard), version->version, from_copy};
+  const Moved moved{shard, SourceOf(record_, shard), version->version, from_copy};
   const std::string to = target();
   record_.clear_move();
   at_target_ = AtTarget();
@@ -389,6 +401,15 @@ std::optional<ShardMoves::Moved> ShardMoves::Complete() {
 }
 
 // ---- The target
+
+void ShardMoves::OnJoined(const Member& member, const v1::Hello& hello) {
+  for (const v1::ShardState& state : hello.shards()) {
+    const bool has_shard =
+        state.lineage() == record_.lineage() && int64_t{state.shards()} == record_.shards_size();
+    if (!has_shard || !IsTarget(member, state.shard())) continue;
+    at_target_.held = Version{state.version(), state.digest()};
+  }
+}
 
 bool ShardMoves::OnOpened(const Member& member, const v1::RunOpened& opened) {
   if (!IsTarget(member, opened.shard())) return false;
@@ -483,7 +504,7 @@ void ShardMoves::FillStatus(const Member& aggregator, v1::AggregatorStatus& stat
   const std::string& name = aggregator.record.name();
   if (!run_.live() || !cluster_.queue().IsDraining(name)) return;
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
-    if (SourceOf(shard) != name) continue;
+    if (SourceOf(record_, shard) != name) continue;
     v1::ShardMove& move = *status.add_moves();
     move.set_run(run_.id());
     move.set_shard(shard);

@@ -84,6 +84,8 @@ class ShardMoves {
   };
   std::optional<Moved> Complete();
 
+  // The target may have the version already, if the record is older than the end of the move.
+  void OnJoined(const Member& member, const v1::Hello& hello);
   // The answers of the target. They return false if the member is not the target.
   bool OnOpened(const Member& member, const v1::RunOpened& opened);
   bool OnApplied(const Member& member, const v1::Applied& applied);
@@ -115,6 +117,8 @@ class ShardMoves {
   using Version = ShardCopies::Version;
   // What the target has on its present stream.
   struct AtTarget {
+    // The version that it had when it joined.
+    std::optional<Version> held;
     // The version at which it was ordered to be hollow, and at which it is.
     std::optional<uint32_t> ordered;
     std::optional<uint32_t> hollow;
@@ -127,9 +131,6 @@ class ShardMoves {
     absl::Time since;
   };
 
-  const std::string& SourceOf(uint32_t shard) const {
-    return record_.shards(static_cast<int>(shard));
-  }
   // Whether no group trains, so that the newest version remains the newest one.
   bool Idle() const;
   bool IsTarget(const Member& member, uint32_t shard) const {

@@ -181,6 +181,7 @@ void FakeCluster::Connect(FakeAggregator& aggregator) {
     shard.set_run(run);
     shard.set_lineage(held.lineage);
     shard.set_shard(held.shard);
+    shard.set_shards(held.open.shards());
     shard.set_version(held.version);
     shard.set_digest(held.digests.at(held.version));
     shard.set_closed(held.closed);

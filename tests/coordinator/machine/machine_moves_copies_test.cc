@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 
 #include "tests/coordinator/machine/moves_test.h"
@@ -226,6 +227,31 @@ TEST_F(MovesFromCopiesTest, CoordinatorRestartsWhileTheFormerAggregatorIsLost) {
   EXPECT_THAT(Shards(), ElementsAre("agg-2", "agg-1")) << ReasonOf(run_);
   TrainBoth(run_);
   EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+}
+
+// A shard that is ordered to be hollow would discard what groups have contributed since.
+TEST_F(MovesFromCopiesTest, TargetThatHasTheVersionKeepsIt) {
+  Begin(/*copies=*/2);
+  cluster_.Kill(agg(0));
+  cluster_.Run(absl::Minutes(1));
+  cluster_.behaviour.slow_copies = {"agg-2"};
+  Drain("agg-0");
+  const std::map<std::string, std::string> older = cluster_.store();
+  ASSERT_TRUE(cluster_.StoredRun(run_).move().from_copy());
+  cluster_.behaviour.slow_copies.clear();
+  cluster_.Reconnect(agg(2));
+  cluster_.Run(absl::Seconds(5));
+  ASSERT_THAT(Shards(), ElementsAre("agg-2", "agg-1")) << ReasonOf(run_);
+  agg(2).received.clear();
+  cluster_.RollBackStore(older);
+  ASSERT_THAT(Shards(), ElementsAre("agg-2", "agg-1")) << ReasonOf(run_);
+  for (const v1::CoordinatorMessage& message : agg(2).received) {
+    EXPECT_FALSE(message.open_run().has_hollow()) << message.ShortDebugString();
+  }
+  cluster_.Run(absl::Seconds(5));
+  TrainBoth(run_);
+  EXPECT_EQ(VersionOf(run_), 2u) << ReasonOf(run_);
+  EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 0u);
 }
 
 // Every transaction of a move from a hung aggregator leaves a state from which the run continues.
