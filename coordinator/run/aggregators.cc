@@ -6,7 +6,8 @@
 // commits:
 //
 //   equal version and digest          the shard is open
-//   one version ahead, while closing  the shard has applied the round, but its answer was lost
+//   one version ahead, while closing  the shard has applied the round, but its answer was lost; or,
+//                                     with another digest, it has the first of several attempts
 //   hollow, or older                  acknowledged data is lost
 //   newer                             the record is older than a commit (stale_record.h)
 //   other digest                      the data is corrupt
@@ -83,6 +84,7 @@ void Aggregators::OnOpened(const Member& member, const v1::RunOpened& opened) {
   }
   shards_.Open(opened);
   copies_.OnShardOpen(opened.shard());
+  if (run_.commits().Contradicts(opened)) rounds_.Revoke(opened.shard());
   if (run_.committing()) orders_.Apply(opened.shard());
   if (!run_.commits().newest().has_value() && shards_.AllOpen()) RecordInitialModel();
 }

@@ -230,6 +230,14 @@ bool Commits::Agrees(const v1::Applied& applied) const {
   return ShardDigest(applied.shard()).value_or(applied.digest()) == applied.digest();
 }
 
+bool Commits::Contradicts(const v1::RunOpened& opened) const {
+  if (!closing_.has_value() || closing_->round() != opened.version() || opened.hollow()) {
+    return false;
+  }
+  const v1::ShardDigest& recorded = closing_->digests(static_cast<int>(opened.shard()));
+  return recorded.applied() && recorded.digest() != opened.digest();
+}
+
 uint32_t AttemptOf(const v1::Applied& applied, const v1::CommitRecord& closing) {
   return std::max(applied.attempt(), std::min(closing.attempt(), 1U));
 }

@@ -77,6 +77,8 @@ class Commits {
   // Whether the shard has the digest that it has in that version, which is the newest or the
   // closing one; true if none is known yet.
   bool Agrees(const v1::Applied& applied) const;
+  // Whether the shard has applied the closing round, and has its version now with another digest.
+  bool Contradicts(const v1::RunOpened& opened) const;
 
  private:
   // Fills in what the closing commit includes of the groups.

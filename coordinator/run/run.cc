@@ -55,11 +55,10 @@ void CompleteMove(Aggregators& aggregators, const RunVersions& versions, Slots& 
 // contributions.
 bool IsOlderThan(const RunView& run, const v1::RunOpened& opened) {
   if (!run.committing()) return opened.version() > run.record().version();
+  // The disk may have returned to the first attempt, and is ordered to make the version again.
   const v1::CommitRecord& closing = *run.commits().closing();
-  const v1::ShardDigest& applied = closing.digests(static_cast<int>(opened.shard()));
   return opened.version() > closing.round() ||
-         (opened.version() == closing.round() && applied.applied() &&
-          applied.digest() != opened.digest());
+         (closing.attempt() <= 1 && run.commits().Contradicts(opened));
 }
 
 absl::Status CheckNotBehind(const RunWithStatus& run) {

@@ -114,6 +114,32 @@ TEST_F(MachineScreenTest, EarlierChangesAreKnownAfterARestart) {
   EXPECT_EQ(cluster_.Counter("refused_screened"), 1u);
 }
 
+// That is not a sign of an older store, and the version is made again.
+TEST_F(MachineScreenTest, DiskReturnsToTheFirstAttempt) {
+  const std::string run = BeginWith(3, "");
+  squared_[1] = kInfinity;
+  auto& aggregators = cluster_.aggregators();
+  std::map<std::string, FakeAggregator::Shard> older;
+  cluster_.behaviour.changes = [&, changes = cluster_.behaviour.changes](const v1::Apply& apply) {
+    if (apply.attempt() == 1 && apply.shard() == 0) older = aggregators[0].shards;
+    if (apply.attempt() == 1 && apply.shard() == 1) cluster_.behaviour.hung = {"agg-1"};
+    return changes(apply);
+  };
+  TrainAll(run);
+  ASSERT_EQ(NewestOrder(run).attempt(), 2u);
+  ASSERT_EQ(Status(run).version(), 0u);
+  aggregators[0].shards = older;
+  ASSERT_EQ(NewestOrder(run).attempt(), 1u);
+  cluster_.Reconnect(aggregators[0]);
+  EXPECT_EQ(NewestOrder(run).attempt(), 2u);
+  EXPECT_EQ(cluster_.Counter("runs_behind"), 0u);
+  cluster_.behaviour.hung.clear();
+  cluster_.Reconnect(aggregators[1]);
+  EXPECT_EQ(Status(run).version(), 1u) << ReasonOf(run);
+  EXPECT_THAT(ParticipantsOf(NewestOrder(run)), ElementsAre(0, 2));
+  EXPECT_EQ(cluster_.Counter("groups_formed"), 3u);
+}
+
 TEST_F(MachineScreenTest, ScreenThatIsOffUsesEverything) {
   const std::string run = BeginWith(3, "off {}");
   squared_[1] = kInfinity;
