@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/vector_loop.h"
+#include "base/weighted_sums.h"
 #include "model/change_sums.h"
 #include "server/mean.h"
 

@@ -18,19 +18,6 @@ constexpr size_t kLanes = DiscrepancySums::kLanes;
 using Floats = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Doubles = double __attribute__((vector_size(kLanes * sizeof(double))));
 
-CADRE_VECTOR_LOOP
-void Scale(float weight, const float* __restrict x, float* __restrict sum, size_t n) {
-  for (size_t i = 0; i < n; ++i) sum[i] = weight * x[i];
-}
-
-CADRE_VECTOR_LOOP
-void AddScaled(float weight, const float* __restrict x, float* __restrict sum, size_t n) {
-  for (size_t i = 0; i < n; ++i) {
-    const float product = weight * x[i];
-    sum[i] = sum[i] + product;
-  }
-}
-
 // Adds (i) for every index below n, in lane i % kLanes. The loop over the lanes has a constant
 // length, so that compilers use vectors for it.
 template <typename Term>
@@ -100,18 +87,6 @@ std::vector<float> MeanWeights(std::span<const uint64_t> samples) {
     weights.push_back(static_cast<float>(static_cast<double>(count) / total));
   }
   return weights;
-}
-
-void SetWeighted(float weight, std::span<const float> x, std::span<float> sum) {
-  if (weight == 1.0F) {
-    std::copy(x.begin(), x.end(), sum.begin());
-    return;
-  }
-  Scale(weight, x.data(), sum.data(), x.size());
-}
-
-void AddWeighted(float weight, std::span<const float> x, std::span<float> sum) {
-  AddScaled(weight, x.data(), sum.data(), x.size());
 }
 
 void TrimmedMean(std::span<const float> weights, size_t trim, std::span<const float> values,

@@ -1,5 +1,5 @@
-// The weighted mean of a round: sum over groups, in group order, of weight * value, in fp32; and
-// the discrepancy between the groups.
+// The weighted mean of a round: sum over groups, in group order, of weight * value, in fp32
+// (base/weighted_sums.h); and the discrepancy between the groups.
 //
 // Equal inputs in equal order give equal bits on every machine: each product and each sum is
 // rounded separately (no fused multiply-add), and the order of the sum is fixed.
@@ -18,12 +18,6 @@ namespace cadre {
 // samples / total in double, rounded once to float; exactly 1 for a single participant.
 // Requires: the total is not 0.
 std::vector<float> MeanWeights(std::span<const uint64_t> samples);
-
-// sum = weight * x. A weight of 1 preserves every bit.
-void SetWeighted(float weight, std::span<const float> x, std::span<float> sum);
-
-// sum = sum + weight * x.
-void AddWeighted(float weight, std::span<const float> x, std::span<float> sum);
 
 // For each of `mean.size()` positions, the weighted mean of the groups' values without the `trim`
 // largest and the `trim` smallest; of equal values, those of lower groups count as smaller.

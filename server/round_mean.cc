@@ -39,7 +39,9 @@
 #include <limits>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "base/status.h"
+#include "base/weighted_sums.h"
 #include "model/change_sums.h"
 #include "model/frame.h"
 

@@ -32,12 +32,8 @@ int64_t StretchEnd(const StretchRule& rule, Interval span, int64_t begin);
 // threads.
 using StretchWork = std::function<absl::Status(int thread, Interval stretch)>;
 
-// Calls `compute` and then `append` for every stretch of the span. Up to `threads` threads, one of
-// which is the caller's, compute different stretches concurrently. Calls of `append` do not
-// overlap: the thread that has computed a stretch appends it after all stretches before it. So the
-// result does not depend on the number of threads if only `append` changes shared state. Returns
-// the error of the first stretch that fails; `append` is not called for the stretches after it.
-// Requires: threads > 0.
+// Calls `compute` and then `append` for every stretch of the span, as ForEachPiece
+// (base/parallel_pieces.h). Requires: threads > 0.
 absl::Status ForEachStretch(const StretchRule& rule, Interval span, int threads,
                             const StretchWork& compute, const StretchWork& append);
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/digest.h"
+#include "base/weighted_sums.h"
 #include "server/archive.h"
 #include "server/block_file.h"
 #include "server/checked_file.h"

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/weighted_sums.h"
 #include "plan/cost/discrepancy.h"
 #include "tests/server/testing.h"
 
