@@ -73,6 +73,16 @@ bool AreFinite(std::span<const float> values) {
   return not_finite == 0;
 }
 
+// Whether a difference of two such values, or the value itself, may not be finite.
+bool AnyOverflows(std::span<const float> values) {
+  constexpr uint32_t kMagnitude = 0x7fffffff;
+  uint32_t largest = 0;
+  for (const float value : values) {
+    largest = std::max(largest, std::bit_cast<uint32_t>(value) & kMagnitude);
+  }
+  return largest >= std::bit_cast<uint32_t>(0x1p127F);
+}
+
 }  // namespace
 
 RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<BlockScan> before,
@@ -138,6 +148,16 @@ void RoundMean::ForEachStatistic(Interval positions, const Use& use) const {
   }
 }
 
+template <typename Use>
+void RoundMean::ForEachTrained(Interval positions, const Use& use) const {
+  int64_t begin = 0;
+  ForEachStatistic(positions, [&](Interval statistic) {
+    if (begin < statistic.begin) use(Interval{begin, statistic.begin});
+    begin = statistic.end;
+  });
+  if (begin < positions.size()) use(Interval{begin, positions.size()});
+}
+
 void RoundMean::ClearStatistics(Interval positions, std::span<float> values) const {
   ForEachStatistic(positions, [&](Interval part) {
     std::fill_n(values.begin() + part.begin, part.size(), 0.0F);
@@ -154,14 +174,14 @@ absl::Status RoundMean::Keep(Interval positions, Stretch& stretch) const {
   CADRE_RETURN_IF_ERROR(before_->Read((positions.begin - plan_.span.begin) * sizeof(float),
                                       AsBytes(stretch.values_)));
   if (update_ == nullptr) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(ReadStates(positions, stretch));
+  CADRE_RETURN_IF_ERROR(ReadStates(positions, /*again=*/false, stretch));
   return WriteStates(positions, stretch);
 }
 
-absl::Status RoundMean::ReadStates(Interval positions, Stretch& stretch) const {
+absl::Status RoundMean::ReadStates(Interval positions, bool again, Stretch& stretch) const {
   stretch.states_.assign(update_->number_of_states() * positions.size(), 0);
   if (update_->before == nullptr) return absl::OkStatus();
-  return update_->before->Read(OffsetOfStates(positions), AsBytes(stretch.states_));
+  return ReadBytes(*update_->before, OffsetOfStates(positions), again, AsBytes(stretch.states_));
 }
 
 absl::Status RoundMean::WriteStates(Interval positions, const Stretch& stretch) const {
@@ -187,8 +207,10 @@ absl::Status RoundMean::Compute(Interval positions, Stretch& stretch) const {
     CADRE_RETURN_IF_ERROR(Average(part, at - positions.begin, stretch));
   }
   if (update_ != nullptr) return Update(positions, stretch);
-  if (coded()) AddWeighted(1, stretch.before_, stretch.values_);
-  return absl::OkStatus();
+  if (!coded()) return absl::OkStatus();
+  AddWeighted(1, stretch.before_, stretch.values_);
+  const bool overflows = screened() && AnyOverflows(stretch.values_);
+  return overflows ? NoteOverflow(positions, stretch.before_, stretch) : absl::OkStatus();
 }
 
 absl::Status RoundMean::Average(Interval part, int64_t offset, Stretch& stretch) const {
@@ -248,18 +270,12 @@ void RoundMean::Clip(const GroupSource& group, Interval part, std::span<const fl
                      std::span<float> values) const {
   if (group.scale == 1) return;
   const bool changes = coded();
-  int64_t trained = 0;
-  const auto clip = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
+  ForEachTrained(part, [&](Interval trained) {
+    for (int64_t i = trained.begin; i < trained.end; ++i) {
       const float from = changes ? 0 : before[i];
       values[i] = from + group.scale * (values[i] - from);
     }
-  };
-  ForEachStatistic(part, [&](Interval statistic) {
-    clip(trained, statistic.begin);
-    trained = statistic.end;
   });
-  clip(trained, part.size());
 }
 
 absl::Status RoundMean::FindNotFinite(Interval part, std::span<const float> before,
@@ -283,10 +299,31 @@ void RoundMean::NoteNotFinite(int group, std::span<const float> before, std::spa
   }
 }
 
+absl::Status RoundMean::NoteOverflow(Interval positions, std::span<const float> before,
+                                     Stretch& stretch) const {
+  stretch.group_.resize(positions.size());
+  int largest_group = 0;
+  float largest = -1;
+  for (size_t i = 0; i < plan_.groups.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(Read(plan_.groups[i], positions, /*again=*/true, stretch));
+    for (const float value : stretch.group_) {
+      if (!std::isfinite(value) || std::abs(value) <= largest) continue;
+      largest = std::abs(value);
+      largest_group = static_cast<int>(i);
+    }
+  }
+  stretch.changes_.set_squared(largest_group, std::numeric_limits<double>::infinity());
+  ForEachTrained(positions, [&](Interval part) {
+    absl::c_copy(before.subspan(part.begin, part.size()), stretch.values_.begin() + part.begin);
+  });
+  stretch.outer_.Clear();
+  return update_ == nullptr ? absl::OkStatus() : ReadStates(positions, /*again=*/true, stretch);
+}
+
 absl::Status RoundMean::Update(Interval positions, Stretch& stretch) const {
   const RoundUpdate& update = *update_;
   const size_t n = positions.size();
-  CADRE_RETURN_IF_ERROR(ReadStates(positions, stretch));
+  CADRE_RETURN_IF_ERROR(ReadStates(positions, /*again=*/false, stretch));
   const std::span<float> states(stretch.states_);
   const std::span<float> residual = update.down ? states.last(n) : std::span<float>();
   // The exact model before the round; 0 for statistics.
@@ -302,6 +339,9 @@ absl::Status RoundMean::Update(Interval positions, Stretch& stretch) const {
     AddWeighted(1, residual, stretch.values_);
   }
   if (update.outer) UpdateOuter(positions, exact, stretch);
+  if (screened() && AnyOverflows(stretch.values_)) {
+    CADRE_RETURN_IF_ERROR(NoteOverflow(positions, exact, stretch));
+  }
   if (update.down) {
     AddChange(positions, stretch);
     CADRE_RETURN_IF_ERROR(Publish(positions, stretch, residual));
@@ -314,8 +354,7 @@ void RoundMean::UpdateOuter(Interval positions, std::span<const float> before,
   const OuterUpdate& outer = *update_->outer;
   const std::span<float> values(stretch.values_);
   stretch.outer_.Clear();
-  const auto update = [&](Interval part) {
-    if (part.empty()) return;
+  ForEachTrained(positions, [&](Interval part) {
     std::array<std::span<float>, 2> parts;
     for (int i = 0; i < outer.states(); ++i) {
       parts[i] = std::span(stretch.states_).subspan(i * values.size() + part.begin, part.size());
@@ -323,13 +362,7 @@ void RoundMean::UpdateOuter(Interval positions, std::span<const float> before,
     AddSums(outer.Update(before.subspan(part.begin, part.size()),
                          values.subspan(part.begin, part.size()), parts),
             stretch.outer_);
-  };
-  int64_t trained = 0;
-  ForEachStatistic(positions, [&](Interval part) {
-    update({trained, part.begin});
-    trained = part.end;
   });
-  update({trained, positions.size()});
 }
 
 void RoundMean::AddChange(Interval positions, Stretch& stretch) const {

@@ -138,6 +138,10 @@ class RoundMean {
   // The group has values that are not finite; of `values`, these become those before.
   void NoteNotFinite(int group, std::span<const float> before, std::span<float> values,
                      Stretch& stretch) const;
+  // What the round makes of the contributions overflows: notes the group with the largest value,
+  // without which the order will be repeated, and keeps values and states as they were.
+  absl::Status NoteOverflow(Interval positions, std::span<const float> before,
+                            Stretch& stretch) const;
   // Reads the values of one group, or decodes its frames. `again`: it has read them before.
   absl::Status Read(const GroupSource& group, Interval positions, bool again,
                     Stretch& stretch) const;
@@ -146,7 +150,7 @@ class RoundMean {
   // Reads the previous version, if it is used.
   absl::Status ReadBefore(Interval positions, Stretch& stretch) const;
   absl::Status Keep(Interval positions, Stretch& stretch) const;
-  absl::Status ReadStates(Interval positions, Stretch& stretch) const;
+  absl::Status ReadStates(Interval positions, bool again, Stretch& stretch) const;
   absl::Status WriteStates(Interval positions, const Stretch& stretch) const;
   // Reads the states of the stretch, and writes the new ones.
   absl::Status Update(Interval positions, Stretch& stretch) const;
@@ -157,9 +161,11 @@ class RoundMean {
   // have. `residual` receives the rest.
   absl::Status Publish(Interval positions, Stretch& stretch, std::span<float> residual) const;
 
-  // Calls `use` with the intervals of values that are not trained, as offsets.
+  // Calls `use` with the intervals of values that are not trained, or are, as offsets.
   template <typename Use>
   void ForEachStatistic(Interval positions, const Use& use) const;
+  template <typename Use>
+  void ForEachTrained(Interval positions, const Use& use) const;
   // Sets values that are not trained to 0, so that they add nothing to the discrepancy.
   void ClearStatistics(Interval positions, std::span<float> values) const;
 

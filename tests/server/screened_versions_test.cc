@@ -185,6 +185,28 @@ TEST_F(ScreenedHostTest, ValuesThatAreNotFiniteAreFoundAlsoInOneGroup) {
                           std::numeric_limits<double>::infinity()));
 }
 
+// Its values are finite, and what the outer optimizer would make of them is not.
+TEST_F(ScreenedHostTest, GroupThatMakesTheVersionOverflowIsFound) {
+  ASSERT_TRUE(Stage({.round = 1, .group = 0}, Changed(1)).ok());
+  std::vector<float> values = Changed(2);
+  values[7] = 3e38F;
+  ASSERT_TRUE(Stage({.round = 1, .group = 1}, values).ok());
+  v1::Apply order = WithMomentum(OrderOf({{.group = 0}, {.group = 1}}, 1));
+  v1::OuterNesterov& nesterov = *order.mutable_outer()->mutable_optimizer()->mutable_nesterov();
+  nesterov.set_learning_rate(2);
+  const v1::Applied applied = Apply(order);
+  EXPECT_EQ(applied.error(), "");
+  EXPECT_TRUE(std::isfinite(LengthsIn(applied)[0]));
+  EXPECT_TRUE(std::isinf(LengthsIn(applied)[1]));
+  EXPECT_TRUE(std::isfinite(applied.outer().change_squared()));
+  EXPECT_EQ(PullAll(1), before_);
+  // Without the group, the version is the one that it would be otherwise.
+  v1::Apply without = WithMomentum(OrderOf({{.group = 0}}, 2));
+  without.mutable_outer()->mutable_optimizer()->mutable_nesterov()->set_learning_rate(2);
+  EXPECT_TRUE(std::isfinite(LengthsIn(Apply(without))[0]));
+  EXPECT_NEAR(PullAll(1)[7], before_[7] + 2 * 1.9F, 1e-4);
+}
+
 // The disk has made a value infinite, and not the group.
 TEST_F(ScreenedHostTest, DamageIsNotTakenForValuesThatAreNotFinite) {
   ASSERT_TRUE(Stage({.round = 1, .group = 0}, Changed(1)).ok());
@@ -306,6 +328,49 @@ TEST_F(ScreenedHostTest, CopyAfterAnAttemptIsTheVersionBefore) {
   EXPECT_EQ(PullAll(1), before_);
   Restart();
   EXPECT_EQ(PullAll(1), before_);
+}
+
+TEST_F(CodedRoundsTest, GroupThatMakesTheVersionOverflowIsFound) {
+  const std::vector<float> change(size(), 0.5F);
+  const std::vector<float> large(size(), 3e38F);
+  ASSERT_TRUE(Stage({.group = 0}, FrameOf(large)).ok());
+  ASSERT_TRUE(Stage({.group = 1}, FrameOf(change)).ok());
+  const auto made = host_->Apply(Attempt(Order(1, {{.group = 0}, {.group = 1}}), 1));
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->error(), "");
+  EXPECT_TRUE(std::isinf(LengthsIn(*made)[0]));
+  EXPECT_TRUE(std::isfinite(LengthsIn(*made)[1]));
+  EXPECT_EQ(*Pull(1, {0, size()}), initial_);
+  const auto without = host_->Apply(Attempt(Order(1, {{.group = 1}}), 2));
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ(without->error(), "");
+  EXPECT_TRUE(std::isfinite(LengthsIn(*without)[0]));
+  EXPECT_NE(*Pull(1, {0, size()}), initial_);
+}
+
+// Whatever the length of one group's change is, the version can be made again without it.
+TEST_F(CodedRoundsTest, RoundWithALongChangeIsMade) {
+  const std::string frame = FrameOf(std::vector<float>(size(), 0.5F));
+  uint64_t digest = 0;
+  for (const float length : {1e30F, 1e34F, 1e36F, 1e38F}) {
+    run_.run += "0";
+    open_.set_run(run_.run);
+    ASSERT_TRUE(host_->OpenRun(open_).ok());
+    for (const uint32_t group : {0, 1}) {
+      host_->Fence(FenceOf(run_.run, group, run_.generation));
+      const std::string of_group = group == 1 ? frame : FrameOf(std::vector<float>(size(), length));
+      const absl::Status staged = Stage({.group = group}, of_group);
+      ASSERT_TRUE(staged.ok()) << staged;
+    }
+    const auto both = host_->Apply(Attempt(Order(1, {{.group = 0}, {.group = 1}}), 1));
+    ASSERT_TRUE(both.ok()) << both.status();
+    EXPECT_EQ(both->error(), "") << length;
+    const auto without = host_->Apply(Attempt(Order(1, {{.group = 1}}), 2));
+    ASSERT_TRUE(without.ok()) << without.status();
+    EXPECT_EQ(without->error(), "") << length;
+    EXPECT_TRUE(digest == 0 || digest == without->digest()) << length;
+    digest = without->digest();
+  }
 }
 
 TEST_F(CodedRoundsTest, AttemptIsMadeAgainWithItsFrameAndStates) {
