@@ -26,6 +26,11 @@ void ForEach(const std::vector<Interval>& intervals, const Use& use) {
   }
 }
 
+bool LeavesOut(const v1::ScreenedChange& screened, const Conservation::Kept& kept) {
+  return screened.scale() == 0 && screened.round() == kept.round && kept.round > 0 &&
+         screened.generation() == kept.generation;
+}
+
 // Its change includes that of an earlier one that was late.
 std::shared_ptr<const Conservation::Kept> AsLate(Conservation::Kept kept) {
   kept.late = nullptr;
@@ -74,14 +79,16 @@ Expected Conservation::Restore(const v1::Assignment& assignment,
     if (!kept.settled && kept.round > version && kept.late != nullptr) kept = Kept(*kept.late);
     const v1::IncludedContribution& in = start.included();
     const bool included = in.round() == kept.round && in.generation() == kept.generation;
-    const v1::ScreenedChange& out = start.screened();
-    const bool screened = out.scale() == 0 && out.round() == kept.round && kept.round > 0 &&
-                          out.generation() == kept.generation;
+    const bool screened = LeavesOut(start.screened(), kept);
     const bool later = kept.round > version;
     std::optional<float>& value = carried[p];
+    // The ranks may know what a coordinator has decided whose record is lost.
+    const bool contradicted =
+        !kept.settled && !screened && screened_.contains({kept.generation, kept.round});
     // Older snapshots may have it, or the contribution may have been kept by some ranks only.
     const bool known =
-        later ? !kept.settled : in.round() <= kept.round || (kept.settled && kept.round == 0);
+        later ? !kept.settled
+              : !contradicted && (in.round() <= kept.round || (kept.settled && kept.round == 0));
     const bool complete =
         kept.settled || later || contributed_.contains({kept.generation, kept.round});
     const bool repeated = !kept.settled && !later && !included && in.round() == kept.round;
@@ -150,6 +157,11 @@ void Conservation::Expect(const v1::RankSlot& place, uint32_t round, Expected ex
 
 void Conservation::OnContributed(const v1::Contributed& contributed) {
   contributed_.emplace(contributed.place().generation(), contributed.round());
+}
+
+void Conservation::OnDecision(const v1::Decision& decision) {
+  if (decision.refusal() != v1::REFUSAL_SCREENED) return;
+  screened_.emplace(decision.place().generation(), decision.round());
 }
 
 void Conservation::Check(const v1::ContributionHeader& header,

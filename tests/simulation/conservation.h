@@ -77,6 +77,8 @@ class Conservation {
   void Expect(const v1::RankSlot& place, uint32_t round, Expected expected);
   // All ranks have staged the contribution.
   void OnContributed(const v1::Contributed& contributed);
+  // The coordinator has sent it to rank 0.
+  void OnDecision(const v1::Decision& decision);
 
   // ---- An aggregator has acknowledged a contribution: values, or the change of a frame, by
   // position.
@@ -106,6 +108,8 @@ class Conservation {
   std::map<Key, Group> groups_;
   // Generations and rounds whose contributions are complete.
   std::set<std::pair<uint32_t, uint32_t>> contributed_;
+  // Those of contributions that the group was told to be screened.
+  std::set<std::pair<uint32_t, uint32_t>> screened_;
   // By run, generation, rank and round.
   std::map<std::tuple<std::string, uint32_t, uint32_t, uint32_t>, Expected> expected_;
 };

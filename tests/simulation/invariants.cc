@@ -146,7 +146,8 @@ void Invariants::OnErased(View& view, const std::string& key, const std::string&
     }
     submitted_.erase(run.run());
     // A coordinator with an older store may make other versions.
-    std::erase_if(written_, [&](const auto& written) { return written.first.first == run.run(); });
+    std::erase_if(written_.by,
+                  [&](const auto& written) { return written.first.first == run.run(); });
   } else if (key == kMetaKey) {
     world_.Violate("the store has lost the record ", key);
   } else if (absl::StartsWith(key, kGroupPrefix)) {
@@ -369,6 +370,7 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
     }
   } else if (message.has_decision() && message.decision().adopt()) {
     const v1::Decision& decision = message.decision();
+    conservation_.OnDecision(decision);
     const v1::RankSlot& place = decision.place();
     const auto commit = Read<v1::CommitRecord>(store, CommitKey(place.run(), decision.version()));
     if (!commit || !commit->committed() || commit->digest() != decision.digest() ||

@@ -202,7 +202,16 @@ class Invariants {
   std::map<std::tuple<std::string, uint32_t, uint32_t, uint32_t>, Values> contributions_;
   std::map<std::pair<std::string, uint32_t>, int> committed_;
   // Versions after 0, and the aggregators that have written their shards of them.
-  std::map<std::pair<std::string, uint32_t>, std::set<std::string>> written_;
+  struct WrittenVersions {
+    // False: the aggregator may have lost it since.
+    std::map<std::pair<std::string, uint32_t>, std::map<std::string, bool>> by;
+    bool Contains(const std::pair<std::string, uint32_t>& version) const {
+      return by.contains(version);
+    }
+    // Whether none of them may have lost it.
+    bool AllStore(const std::pair<std::string, uint32_t>& version) const;
+    void Lose(const std::string& aggregator);
+  } written_;
   // The record with which each round was closed.
   std::map<std::pair<std::string, uint32_t>, v1::CommitRecord> closed_;
   // Other closings of the same rounds, of which the aggregators may still make the version instead.

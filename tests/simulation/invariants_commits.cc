@@ -65,7 +65,7 @@ bool Invariants::IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& com
     std::swap(versions_[commit.run()][commit.round()], attempt->second.values);
   }
   if (known && !SameMaking(first->second, commit)) {
-    const bool lost = !written_.contains(version) || HasLostDisk(run);
+    const bool lost = !written_.Contains(version) || HasLostDisk(run);
     if (!lost) world_.Violate(Describe(commit), " is rebuilt with other participants");
     return !lost;
   }
@@ -115,7 +115,7 @@ void Invariants::CheckNewCommit(const View& view, const Store& before, const Sto
   } else if (!SameMaking(other->second, commit)) {
     world_.Count("rounds_closed_differently");
     Rival first{other->second, versions_[commit.run()][commit.round()]};
-    if (!written_.contains(version) || !lost_disks_.empty()) {
+    if (!written_.AllStore(version)) {
       other->second = commit;
       versions_[commit.run()][commit.round()] = std::move(made.values);
       made = std::move(first);
@@ -162,7 +162,7 @@ void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
       if (acknowledged_.count({key, run.shards(shard)}) > 0) continue;
       // The shard has made the version of another coordinator, so it refuses late values, and will
       // refuse the order of this one.
-      if (restored_.contains(run.run()) && written_.contains({run.run(), commit.round()})) continue;
+      if (restored_.contains(run.run()) && written_.Contains({run.run(), commit.round()})) continue;
       // A rank that had not learned of the move has staged its values on the former aggregator,
       // which may have removed them, and stages them again.
       const auto move = moved_.at.find({run.run(), shard});
@@ -204,11 +204,13 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
   for (const v1::ShardDigest& shard : commit.digests()) {
     const auto was = digests.find(shard.shard());
     // A shard that has lost the version before, or the states of the outer optimizer, and needs
-    // them, or is restored from a copy of the version before, applies the round again.
+    // them, or is restored from a copy of the version before, applies the round again; so does one
+    // whose disk has returned to an earlier attempt.
     const bool changed =
         was != digests.end() && (!shard.applied() || was->second != shard.digest());
     const v1::RunSpec& spec = specs_[commit.run()];
-    const bool again = NeedsVersions(spec) || HasCopies(spec.averaging(), shards_[commit.run()]);
+    const bool again = NeedsVersions(spec) || HasCopies(spec.averaging(), shards_[commit.run()]) ||
+                       (commit.attempt() > 1 && !lost_disks_.empty());
     if (changed && !again) {
       world_.Violate(Describe(commit), " has changed the digest of shard ", shard.shard());
     }

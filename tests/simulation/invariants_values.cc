@@ -10,6 +10,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
+#include "base/weighted_sums.h"
 #include "model/coding.h"
 #include "model/frame.h"
 #include "proto/enum_text.h"
@@ -145,16 +146,29 @@ void Invariants::CheckDigests(const v1::CommitRecord& commit) {
   }
 }
 
+bool Invariants::WrittenVersions::AllStore(const std::pair<std::string, uint32_t>& version) const {
+  const auto written = by.find(version);
+  return written != by.end() &&
+         absl::c_all_of(written->second, [](const auto& writer) { return writer.second; });
+}
+
+void Invariants::WrittenVersions::Lose(const std::string& aggregator) {
+  for (auto& [version, writers] : by) {
+    const auto writer = writers.find(aggregator);
+    if (writer != writers.end()) writer->second = false;
+  }
+}
+
 // A run whose older record names another aggregator, or one that the shard has left since,
 // continues there, whatever versions the aggregator has that it does not name.
 void Invariants::ChooseRival(const std::string& aggregator,
                              const std::pair<std::string, uint32_t>& version, Interval span,
                              const Values& values) {
-  const auto written = written_.find(version);
+  const auto written = written_.by.find(version);
   const bool continues_elsewhere =
-      restored_.contains(version.first) && written != written_.end() &&
+      restored_.contains(version.first) && written != written_.by.end() &&
       (!written->second.contains(aggregator) || moved_.left.contains({version.first, aggregator}));
-  if (written != written_.end() && lost_disks_.empty() && !continues_elsewhere) return;
+  if (written_.AllStore(version) && !continues_elsewhere) return;
   const std::vector<Interval> whole = {{0, span.size()}};
   for (Rival& rival : rivals_[version]) {
     const Values part(rival.values.begin() + span.begin, rival.values.begin() + span.end);
@@ -259,7 +273,7 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const std::stri
     return world_.Count("first_attempts_written_late");
   }
   if (!matches()) ChooseRival(aggregator, {run, version}, span, values);
-  written_[{run, version}].insert(aggregator);
+  written_.by[{run, version}][aggregator] = true;
   if (matches()) return;
   // A record that was rebuilt may have no digest with which the aggregator compares them.
   if (IsRestored(run) && world_.corrupted.contains({run, version})) return;
@@ -286,9 +300,10 @@ void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Value
 // newest files has the first attempt at a round, which the coordinator finds when it returns.
 bool Invariants::MayPullWrongValues(const std::string& run) const {
   const bool has_first_attempt = absl::c_any_of(first_attempts_, [&](const auto& attempt) {
-    const auto writers = written_.find(attempt.first);
-    return attempt.first.first == run && writers != written_.end() &&
-           absl::c_any_of(writers->second, [&](const auto& name) { return HasLostDisk(name); });
+    const auto writers = written_.by.find(attempt.first);
+    return attempt.first.first == run && writers != written_.by.end() &&
+           absl::c_any_of(writers->second,
+                          [&](const auto& writer) { return HasLostDisk(writer.first); });
   });
   const bool is_corrupted =
       absl::c_any_of(world_.corrupted, [&](const auto& version) { return version.first == run; });
@@ -349,6 +364,7 @@ bool Invariants::HasLostDisk(const v1::RunRecord& run) const {
 
 void Invariants::OnDiskLost(const std::string& aggregator) {
   lost_disks_.insert(aggregator);
+  written_.Lose(aggregator);
   std::erase_if(kept_, [&](const auto& kept) { return kept.second == aggregator; });
 }
 

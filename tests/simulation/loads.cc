@@ -35,6 +35,7 @@ void Loads::Check() {
     runs_.clear();
     judged_.clear();
     closing_.clear();
+    NoteForeign();
   }
   const SimulatedCoordinator& coordinator = coordinators_.current();
   if (coordinators_.two() || !coordinator.up() || coordinator.stalled()) {
@@ -59,6 +60,14 @@ void Loads::Check() {
     v1::RunRecord run;
     ParseRun(store, it->first, run).IgnoreError();
     if (IsLive(run.state()) && Averages(run.spec())) CheckRun(run);
+  }
+}
+
+void Loads::NoteForeign() {
+  for (const auto& worker : workers_) {
+    const SimulatedSession* const session = worker->session();
+    if (session == nullptr || !session->loads().has_value()) continue;
+    foreign_.emplace(session->place().generation(), *session->loads());
   }
 }
 
@@ -143,7 +152,8 @@ void Loads::CheckCommit(const v1::RunRecord& run, const v1::CommitRecord& commit
     const bool goes_on = same && group.connected && group.loads.has_value() &&
                          world_.timeline.now() - group.progressed <= kProgressPause &&
                          world_.timeline.now() - group.resumed > kMaxReport;
-    if (goes_on && *group.loads + 1 < commit.round()) loaded.insert(*group.loads);
+    if (!goes_on || foreign_.contains({group.generation, *group.loads})) continue;
+    if (*group.loads + 1 < commit.round()) loaded.insert(*group.loads);
   }
   const auto previous = Read<v1::CommitRecord>(coordinators_.current().store(),
                                                CommitKey(run.run(), commit.round() - 1));

@@ -3,7 +3,7 @@
 //
 // What a group loads, and whether it makes progress, is known from the sessions of its ranks, which
 // the coordinator cannot see; so only what has lasted for a while is judged. While two coordinators
-// run, nothing is.
+// run, nothing is, and neither is what groups loaded by order of one that has been replaced.
 //
 // Thread-compatible.
 #pragma once
@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,8 @@ class Loads {
   };
   using Groups = std::map<uint32_t, Group>;
 
+  // What groups load now was ordered by a coordinator with another store.
+  void NoteForeign();
   void CheckRun(const v1::RunRecord& run);
   // What the group is doing now, after `before`.
   Group Sample(const v1::GroupRecord& record, Group before, bool away) const;
@@ -66,6 +69,8 @@ class Loads {
   const Workers& workers_;
   const Directory& aggregators_;
   std::map<std::string, Groups> runs_;
+  // Generations, and the versions that another coordinator has ordered them to load.
+  std::set<std::pair<uint32_t, uint32_t>> foreign_;
   // The newest round of each run whose commit was judged.
   std::map<std::string, uint32_t> judged_;
   // The round that each run closes, and since when.

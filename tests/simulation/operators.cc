@@ -32,11 +32,21 @@ void Operators::End() {
   ReadmitAll();
 }
 
-// A screen may leave out an honest group again and again, until its workers are excluded.
+// A screen may leave out an honest group again and again, until its workers are excluded. Those
+// that hang remain marked: they would be chosen again like any other.
 void Operators::ReadmitAll() {
-  for (const auto& worker : workers_) Readmit(worker->name());
+  for (const auto& worker : workers_) {
+    if (!HasStalled(worker->name())) Readmit(worker->name());
+  }
   for (const auto& aggregator : aggregators_) Readmit(aggregator->name());
   world_.timeline.After(kReadmit, [this] { ReadmitAll(); });
+}
+
+bool Operators::HasStalled(const std::string& worker) const {
+  const auto record = simulation::Read<v1::StandingRecord>(coordinators_.current().store(),
+                                                           StandingKey(worker, worker));
+  return record.has_value() && !record->cordoned() &&
+         record->failed().cause() == v1::FAILURE_CAUSE_STALLED;
 }
 
 void Operators::ScheduleNext() {

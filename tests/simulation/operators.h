@@ -56,6 +56,8 @@ class Operators {
   void Drain();
   // Calls the methods that only read.
   void Read();
+  // Whether the worker is marked because its training thread hangs, and not cordoned.
+  bool HasStalled(const std::string& worker) const;
   void Readmit(const std::string& member);
   void ReadmitAll();
 
