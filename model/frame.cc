@@ -70,6 +70,23 @@ absl::Status EncodeFrame(std::span<const ExchangeUnit> units, const Codec& codec
   return absl::OkStatus();
 }
 
+std::optional<std::vector<size_t>> PieceOffsets(std::span<const ExchangeUnit> units,
+                                                const Codec& codec, absl::string_view frame,
+                                                size_t piece) {
+  std::vector<size_t> offsets;
+  size_t at = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (i % piece == 0) offsets.push_back(at);
+    const auto bytes =
+        CodedBytes(CodecOf(units[i], codec), frame.substr(at), units[i].positions.size());
+    if (!bytes || at + Padded(*bytes) > frame.size()) return std::nullopt;
+    at += Padded(*bytes);
+  }
+  if (at != frame.size()) return std::nullopt;
+  offsets.push_back(at);
+  return offsets;
+}
+
 absl::Status FrameReader::Fill(uint64_t needed) {
   const uint64_t unread = buffer_.size() - begin_;
   const uint64_t left = bytes_ - offset_ - buffer_.size();

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -35,6 +36,13 @@ absl::Status DecodeFrame(std::span<const ExchangeUnit> units, const Codec& codec
 // As above; `values` gets the size of the units.
 absl::Status DecodeFrame(std::span<const ExchangeUnit> units, const Codec& codec,
                          absl::string_view frame, std::vector<float>* values);
+
+// Where the codes of units 0, `piece`, 2 * piece and so on begin in the frame, and its end; found
+// without decoding them. Nothing: the lengths of the codes follow from the values (top-k), or the
+// frame is malformed.
+std::optional<std::vector<size_t>> PieceOffsets(std::span<const ExchangeUnit> units,
+                                                const Codec& codec, absl::string_view frame,
+                                                size_t piece);
 
 // Decodes a frame unit by unit, with bounded memory.
 class FrameReader {

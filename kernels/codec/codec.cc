@@ -295,6 +295,30 @@ absl::Status DecodeBlock(const Codec& codec, absl::string_view* coded, std::span
   return absl::InvalidArgumentError("unknown codec");
 }
 
+// As CodedBytes, of one block.
+std::optional<size_t> BytesOfBlock(CodecKind kind, absl::string_view coded, int64_t size) {
+  const auto after_scale = [&](size_t scale, int64_t bytes) -> std::optional<size_t> {
+    if (coded.size() < scale) return std::nullopt;
+    const bool zeros = coded.substr(0, scale).find_first_not_of('\0') == absl::string_view::npos;
+    return scale + (zeros ? 0 : bytes);
+  };
+  switch (kind) {
+    case CodecKind::kFp32:
+      return size * sizeof(float);
+    case CodecKind::kBf16:
+      return size * sizeof(uint16_t);
+    case CodecKind::kInt8:
+      return after_scale(1, size);
+    case CodecKind::kE3m0:
+      return after_scale(1, (size + 1) / 2);
+    case CodecKind::kStat2:
+      return after_scale(8, (size + 3) / 4);
+    case CodecKind::kTopK:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 int64_t BlockOf(CodecKind kind) {
@@ -363,6 +387,17 @@ absl::Status Encode(const Codec& codec, std::span<const float> values, std::stri
     EncodeBlock(codec, values.subspan(at, std::min(block, values.size() - at)), coded);
   }
   return absl::OkStatus();
+}
+
+std::optional<size_t> CodedBytes(const Codec& codec, absl::string_view coded, int64_t size) {
+  const auto step = static_cast<int64_t>(StepOf(codec.kind));
+  const size_t before = coded.size();
+  for (int64_t at = 0; at < size; at += step) {
+    const auto bytes = BytesOfBlock(codec.kind, coded, std::min(step, size - at));
+    if (!bytes || *bytes > coded.size()) return std::nullopt;
+    coded.remove_prefix(*bytes);
+  }
+  return before - coded.size();
 }
 
 absl::Status Decode(const Codec& codec, absl::string_view* coded, std::span<float> values) {

@@ -33,6 +33,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -80,5 +81,10 @@ absl::Status Encode(const Codec& codec, std::span<const float> values, std::stri
 // Both arguments are then unspecified. Only stat2 and topk accept some bytes that Encode does not
 // write. Requires: CheckCodec.
 absl::Status Decode(const Codec& codec, absl::string_view* coded, std::span<float> values);
+
+// The number of bytes at the front of `coded` that are the code of a run of `size` values, found
+// without decoding it. Nothing: there are fewer, or it is a code of kTopK, whose length follows
+// from its values. Requires: CheckCodec.
+std::optional<size_t> CodedBytes(const Codec& codec, absl::string_view coded, int64_t size);
 
 }  // namespace cadre

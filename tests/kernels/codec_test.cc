@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -208,6 +209,31 @@ TEST(CodecTest, AllSizesAndScales) {
         for (const float value : RoundTrip(codec, values)) {
           ASSERT_LE(std::abs(value), 8.0 * double{scale}) << "size " << n;
         }
+      }
+    }
+  }
+}
+
+TEST(CodecTest, LengthIsFoundWithoutDecoding) {
+  std::mt19937_64 random(12);
+  std::normal_distribution<float> normal;
+  for (const int64_t n : {1, 255, 256, 257, 4095, 4097, 9000}) {
+    std::vector<float> values(n);
+    for (float& value : values) value = normal(random);
+    // Blocks of zeros are shorter.
+    std::fill_n(values.begin(), n / 2, 0.0F);
+    for (const Codec& codec : kAll) {
+      std::string coded = Coded(codec, values);
+      const size_t bytes = coded.size();
+      const std::optional<size_t> truncated =
+          CodedBytes(codec, absl::string_view(coded).substr(0, bytes - 1), n);
+      EXPECT_FALSE(truncated.has_value()) << "size " << n;
+      coded += "more";
+      const std::optional<size_t> found = CodedBytes(codec, coded, n);
+      if (codec.kind == CodecKind::kTopK) {
+        EXPECT_FALSE(found.has_value());
+      } else {
+        EXPECT_EQ(found, bytes) << "codec " << static_cast<int>(codec.kind) << ", size " << n;
       }
     }
   }

@@ -93,6 +93,37 @@ TEST(Frame, IsReadPieceByPiece) {
   }
 }
 
+TEST(Frame, PiecesAreFoundAndDecodedAlone) {
+  const std::vector<float> values = RandomValues(1, kSize);
+  for (const CodecKind kind : {CodecKind::kBf16, CodecKind::kE3m0, CodecKind::kStat2}) {
+    const Codec codec{kind};
+    std::string frame;
+    ASSERT_TRUE(EncodeFrame(kUnits, codec, values, &frame).ok());
+    std::vector<float> whole;
+    ASSERT_TRUE(DecodeFrame(kUnits, codec, frame, &whole).ok());
+    const auto offsets = PieceOffsets(kUnits, codec, frame, 2);
+    ASSERT_TRUE(offsets.has_value());
+    ASSERT_EQ(offsets->size(), (std::size(kUnits) + 1) / 2 + 1);
+    std::vector<float> pieces;
+    for (size_t i = 0; i + 1 < offsets->size(); ++i) {
+      const size_t begin = 2 * i;
+      const size_t count = std::min<size_t>(2, std::size(kUnits) - begin);
+      std::vector<float> decoded;
+      const std::string piece = frame.substr((*offsets)[i], (*offsets)[i + 1] - (*offsets)[i]);
+      ASSERT_TRUE(
+          DecodeFrame(std::span(kUnits).subspan(begin, count), codec, piece, &decoded).ok());
+      pieces.insert(pieces.end(), decoded.begin(), decoded.end());
+    }
+    EXPECT_TRUE(SameBits(pieces, whole));
+    EXPECT_FALSE(PieceOffsets(kUnits, codec, frame.substr(4), 2).has_value());
+    EXPECT_FALSE(PieceOffsets(kUnits, codec, frame + "more", 2).has_value());
+  }
+  std::string sparse;
+  const Codec topk{CodecKind::kTopK, 3};
+  ASSERT_TRUE(EncodeFrame(kUnits, topk, values, &sparse).ok());
+  EXPECT_FALSE(PieceOffsets(kUnits, topk, sparse, 2).has_value());
+}
+
 TEST(Frame, MalformedFramesAreRefused) {
   const std::string frame = FrameOf(RandomValues(1, kSize));
   const auto error = [](const std::string& bytes) {
