@@ -57,7 +57,9 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Start(const Options& o
 }
 
 GroupMember::GroupMember(const Options& options)
-    : options_(options), incarnation_(NewIdentity()), runtime_(options.credentials) {}
+    : options_(options),
+      incarnation_(NewIdentity()),
+      runtime_(options.credentials, options.coding_threads) {}
 
 // The membership client stops first, so that no message arrives for a session that is being
 // destroyed.

@@ -10,6 +10,7 @@
 // Thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -87,6 +88,8 @@ class GroupMember final : private SessionOwner {
     // Number of TCP connections per channel (transport.h) to a rank on another host, at most
     // kMaxConnections; 0: chosen by the round-trip time.
     int tcp_connections = 0;
+    // Threads that code and decode what is exchanged. Few of them use the bandwidth of the memory.
+    int coding_threads = std::min(UsableCores(), 8);
     // An exchange with a shard ends after this time without progress.
     absl::Duration exchange_silence = absl::Seconds(90);
     // Whether the member ends with the run for which it was started.

@@ -57,6 +57,9 @@ class Runtime {
   // `work` does not begin on the caller's thread, so the caller may hold locks that it takes.
   virtual std::unique_ptr<BackgroundTask> Start(std::function<void()> work) = 0;
   virtual std::unique_ptr<ShardClient> MakeShardClient(ShardClientOptions options) = 0;
+  // The number of threads that may code, decode and copy values at the same time, the caller's
+  // included. 1: none but the caller's.
+  virtual int coding_threads() const { return 1; }
 };
 
 }  // namespace cadre

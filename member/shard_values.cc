@@ -16,7 +16,9 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "base/parallel_pieces.h"
 #include "base/status.h"
+#include "base/weighted_sums.h"
 #include "glog/logging.h"
 #include "model/frame.h"
 #include "plan/exchange_memory.h"
@@ -24,45 +26,107 @@
 namespace cadre {
 namespace {
 
+// Spans of units that a thread computes one after the other.
+constexpr int64_t kPiece = 64;
+
+absl::Status Nothing(int, int64_t, int64_t) { return absl::OkStatus(); }
+
 int64_t ElementsOf(const std::vector<Owned>& parts) {
   int64_t elements = 0;
   for (const Owned& part : parts) elements += part.positions.size();
   return elements;
 }
 
-void CopyFrom(const std::vector<Owned>& parts, std::vector<float>* values) {
-  values->clear();
-  values->reserve(ElementsOf(parts));
-  for (const Owned& part : parts) {
-    values->insert(values->end(), part.values.begin(), part.values.end());
-  }
+// As ForEachPiece, of pieces of `size` spans; with fewer threads if there are fewer pieces.
+absl::Status ForEachPieceOf(int64_t spans, int64_t size, int threads, const PieceWork& compute,
+                            const PieceWork& append = Nothing) {
+  const int64_t pieces = size == 0 ? 0 : (spans + size - 1) / size;
+  return ForEachPiece(Pieces::OfSize(spans, size),
+                      static_cast<int>(std::clamp<int64_t>(pieces, 1, threads)), compute, append);
 }
 
-void CopyTo(const std::vector<float>& values, const std::vector<Owned>& parts) {
-  auto from = values.begin();
-  for (const Owned& part : parts) {
-    std::copy_n(from, part.values.size(), part.values.begin());
-    from += std::ssize(part.values);
-  }
-}
-
-// Calls use(span, decoded) with what the frame of the spans has for each. InvalidArgument
-// for a malformed frame.
+// Calls use(span) for each, on up to so many threads.
 template <typename UnitSpan, typename Use>
-absl::Status ForEachDecoded(std::span<const UnitSpan> spans, const Codec& codec,
-                            absl::string_view frame, TrainerProgress& progress, const Use& use) {
-  FrameReader reader(codec, frame.size(), [&](uint64_t offset, std::span<char> bytes) {
-    std::memcpy(bytes.data(), frame.data() + offset, bytes.size());
+void ForEachSpan(const std::vector<UnitSpan>& spans, int threads, const Use& use) {
+  const auto compute = [&](int, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) use(spans[i]);
     return absl::OkStatus();
+  };
+  ForEachPieceOf(std::ssize(spans), kPiece, threads, compute).IgnoreError();
+}
+
+// Copies the owned values of the spans to where they are among the contributed ones.
+template <typename UnitSpan>
+void CopyFrom(const std::vector<UnitSpan>& spans, int threads, std::vector<float>* values) {
+  values->resize(spans.empty() ? 0 : spans.back().i + spans.back().size());
+  ForEachSpan(spans, threads, [values](const UnitSpan& span) {
+    absl::c_copy(span.owned, values->begin() + span.i);
   });
-  std::vector<float> decoded(kUnitSize);
-  for (const UnitSpan& span : spans) {
-    const std::span<float> values = std::span(decoded).first(span.size());
-    CADRE_RETURN_IF_ERROR(reader.Next(span.unit, values));
-    use(span, values);
-    progress.Advance();
-  }
-  return reader.CheckEnd();
+}
+
+// Overwrites the owned values of the spans with those of all parts.
+template <typename UnitSpan>
+void CopyTo(const std::vector<float>& values, const std::vector<UnitSpan>& spans, int threads) {
+  ForEachSpan(spans, threads, [&values](const UnitSpan& span) {
+    std::copy_n(values.begin() + span.p, span.size(), span.owned.begin());
+  });
+}
+
+// Appends the frame of the spans, of which values_of(span, scratch) returns the values. `offsets`
+// becomes where its pieces begin, and its end. InvalidArgument for values that are not finite.
+template <typename UnitSpan, typename ValuesOf>
+absl::Status EncodePieces(const std::vector<UnitSpan>& spans, const Codec& codec, int threads,
+                          const ValuesOf& values_of, std::string* frame,
+                          std::vector<size_t>* offsets) {
+  offsets->clear();
+  std::vector<std::string> pieces(threads);
+  const auto code = [&](int thread, int64_t begin, int64_t end) -> absl::Status {
+    pieces[thread].clear();
+    std::vector<float> scratch(kUnitSize);
+    for (int64_t i = begin; i < end; ++i) {
+      const std::span<const float> values = values_of(spans[i], std::span(scratch));
+      CADRE_RETURN_IF_ERROR(
+          EncodeFrame(std::span(&spans[i].unit, 1), codec, values, &pieces[thread]));
+    }
+    return absl::OkStatus();
+  };
+  const auto append = [&](int thread, int64_t, int64_t) {
+    offsets->push_back(frame->size());
+    *frame += pieces[thread];
+    return absl::OkStatus();
+  };
+  CADRE_RETURN_IF_ERROR(ForEachPieceOf(std::ssize(spans), kPiece, threads, code, append));
+  offsets->push_back(frame->size());
+  return absl::OkStatus();
+}
+
+// Calls use(span, decoded, scratch) with what the frame has for each span, on up to so many
+// threads; `scratch` has its size. `offsets`: those of the frame's pieces, or of the whole frame,
+// and its end. InvalidArgument for a malformed frame.
+template <typename UnitSpan, typename Use>
+absl::Status DecodePieces(const std::vector<UnitSpan>& spans, const Codec& codec,
+                          absl::string_view frame, const std::vector<size_t>& offsets, int threads,
+                          const Use& use) {
+  if (spans.empty()) return FrameReader(codec, frame.size(), nullptr).CheckEnd();
+  const int64_t size = offsets.size() == 2 ? std::ssize(spans) : kPiece;
+  const auto decode = [&](int, int64_t begin, int64_t end) -> absl::Status {
+    const size_t from = offsets[begin / size];
+    const absl::string_view coded = frame.substr(from, offsets[begin / size + 1] - from);
+    FrameReader reader(codec, coded.size(), [&](uint64_t offset, std::span<char> bytes) {
+      std::memcpy(bytes.data(), coded.data() + offset, bytes.size());
+      return absl::OkStatus();
+    });
+    std::vector<float> decoded(kUnitSize);
+    std::vector<float> scratch(kUnitSize);
+    for (int64_t i = begin; i < end; ++i) {
+      const UnitSpan& span = spans[i];
+      const std::span<float> values = std::span(decoded).first(span.size());
+      CADRE_RETURN_IF_ERROR(reader.Next(span.unit, values));
+      use(span, std::span<const float>(values), std::span(scratch).first(span.size()));
+    }
+    return reader.CheckEnd();
+  };
+  return ForEachPieceOf(std::ssize(spans), size, threads, decode);
 }
 
 // Requires: `late` has none of the parts, which are in order.
@@ -176,8 +240,11 @@ void ShardValues::BeginContribution(uint32_t round, uint32_t fragment) {
   contribution_ = Contribution{.round = round, .fragment = fragment, .parts = PartsOf(fragment)};
   frame_.clear();
   if (form_.has_coder) return;
-  if (!form_.up && !ReadsOwned(contribution_->parts)) CopyFrom(contribution_->parts, &staged_);
-  if (form_.overlaps() && form_.keeps_changes()) CopyFrom(contribution_->parts, &contributed_);
+  const std::vector<Owned>& parts = contribution_->parts;
+  if (!form_.up && !ReadsOwned(parts)) CopyFrom(UnitSpansOf(parts), form_.threads, &staged_);
+  if (form_.overlaps() && form_.keeps_changes()) {
+    CopyFrom(UnitSpansOf(parts), form_.threads, &contributed_);
+  }
 }
 
 void ShardValues::SetFrame(std::string frame) {
@@ -205,21 +272,25 @@ absl::Status ShardValues::MakeContribution(TrainerProgress& progress) {
   CHECK_EQ(std::ssize(version_), size_);
   const bool carries = !carried_.empty();
   carried_.resize(size_);
+  const std::vector<UnitSpan> spans = UnitSpansOf(parts);
   if (form_.up) {
-    frame_.reserve(MaxFrameWords(UnitsOf(parts), CodecOf(*form_.up)) * sizeof(float));
-  }
-  std::vector<float> values(kUnitSize);
-  for (const UnitSpan& span : UnitSpansOf(parts)) {
-    progress.Advance();
-    if (form_.up) {
-      ChangeOf(span, values);
-      const std::span<const float> coded = span.trained() ? values : ContributedIn(span);
-      CADRE_RETURN_IF_ERROR(
-          EncodeFrame(std::span(&span.unit, 1), CodecOf(*form_.up), coded, &frame_));
-    } else if (span.trained() && carries) {
+    const Codec codec = CodecOf(*form_.up);
+    frame_.reserve(MaxFrameWords(UnitsOf(parts), codec) * sizeof(float));
+    const auto values_of = [&](const UnitSpan& span, std::span<float> change) {
+      progress.Advance();
+      ChangeOf(span, change);
+      return span.trained() ? change : ContributedIn(span);
+    };
+    CADRE_RETURN_IF_ERROR(
+        EncodePieces(spans, codec, form_.threads, values_of, &frame_, &frame_offsets_));
+  } else if (carries) {
+    ForEachSpan(spans, form_.threads, [&](const UnitSpan& span) {
+      progress.Advance();
+      if (!span.trained()) return;
+      std::vector<float> values(kUnitSize);
       CarriedIn(span, values);
       for (size_t k = 0; k < span.size(); ++k) staged_[span.i + k] += values[k];
-    }
+    });
   }
   contribution_->undecided = true;
   return absl::OkStatus();
@@ -240,28 +311,26 @@ void ShardValues::CarriedIn(const UnitSpan& span, std::span<float> carried) cons
 }
 
 void ShardValues::ChangeOf(const UnitSpan& span, std::span<float> change) const {
-  CarriedIn(span, change);
-  const std::span<const float> values = ContributedIn(span);
-  const float* const version = version_.data() + span.p;
-  for (size_t k = 0; k < span.size(); ++k) {
-    change[k] = span.trained() ? (values[k] - version[k]) + change[k] : 0;
+  if (!span.trained()) {
+    std::fill_n(change.begin(), span.size(), 0.0F);
+    return;
   }
+  CarriedIn(span, change);
+  AddDifference(ContributedIn(span), std::span(version_).subspan(span.p, span.size()),
+                change.first(span.size()));
 }
 
 template <typename Use>
-void ShardValues::ForEachLeftOut(std::span<const UnitSpan> spans, TrainerProgress& progress,
+void ShardValues::ForEachLeftOut(const std::vector<UnitSpan>& spans, TrainerProgress& progress,
                                  const Use& use) const {
-  std::vector<float> left_out(kUnitSize);
-  const absl::Status decoded =
-      ForEachDecoded(spans, CodecOf(*form_.up), frame_, progress,
-                     [&](const UnitSpan& span, std::span<const float> coded) {
-                       const std::span<float> left = std::span(left_out).first(span.size());
-                       ChangeOf(span, left);
-                       for (size_t k = 0; k < left.size(); ++k) {
-                         left[k] = span.trained() ? left[k] - coded[k] : 0;
-                       }
-                       use(span, std::span<const float>(left));
-                     });
+  const absl::Status decoded = DecodePieces(
+      spans, CodecOf(*form_.up), frame_, frame_offsets_, form_.threads,
+      [&](const UnitSpan& span, std::span<const float> coded, std::span<float> left_out) {
+        progress.Advance();
+        ChangeOf(span, left_out);
+        if (span.trained()) AddWeighted(-1, coded, left_out);
+        use(span, std::span<const float>(left_out));
+      });
   CHECK(decoded.ok()) << decoded;
 }
 
@@ -280,16 +349,15 @@ std::optional<KeptShare> ShardValues::Decide(uint32_t version, bool included, bo
   };
   const bool is_late = !included && !screened && share.dropped == 0;
   if (!included && !screened) {
-    for (const UnitSpan& span : spans) {
+    ForEachSpan(spans, form_.threads, [&](const UnitSpan& span) {
       ChangeOf(span, carried_in(span));
-      if (is_late) continue;
+      if (is_late) return;
       // The bits of a coder, whose zeros have signs.
       for (float& value : carried_in(span)) value *= share.factor;
-    }
+    });
   } else if (included && form_.up && !screened) {
     ForEachLeftOut(spans, progress, [&](const UnitSpan& span, std::span<const float> left) {
-      const std::span<float> carried = carried_in(span);
-      for (size_t k = 0; k < left.size(); ++k) carried[k] = share.factor * left[k];
+      SetWeighted(share.factor, left, carried_in(span));
     });
   } else {
     // What was screened may not be finite, and a change in fp32 has left nothing out.
@@ -306,14 +374,14 @@ std::optional<KeptShare> ShardValues::Decide(uint32_t version, bool included, bo
 // ---- Versions
 
 void ShardValues::SetInitial() {
-  CopyFrom(parts_, &version_);
+  CopyFrom(UnitSpansOf(parts_), form_.threads, &version_);
   version_number_ = 0;
 }
 
 std::span<const float> ShardValues::Contiguous() {
   version_number_.reset();
   if (parts_.size() == 1) return parts_.front().values;
-  CopyFrom(parts_, &version_);
+  CopyFrom(UnitSpansOf(parts_), form_.threads, &version_);
   return version_;
 }
 
@@ -334,16 +402,18 @@ absl::Status ShardValues::AddFrame(const PulledFrame& frame, TrainerProgress& pr
   if (frame.fragment > 0 && (form_.fragments == 1 || frame.fragment > form_.fragments)) {
     return absl::DataLossError(absl::StrCat("the run has no fragment ", frame.fragment));
   }
-  const std::vector<UnitSpan> spans = UnitSpansOf(PartsOf(frame.fragment));
+  const std::vector<Owned> parts = PartsOf(frame.fragment);
+  // A malformed frame is found by its decoder.
+  const auto offsets = PieceOffsets(UnitsOf(parts), CodecOf(*form_.down), frame.bytes, kPiece)
+                           .value_or(std::vector<size_t>{0, frame.bytes.size()});
   const uint32_t version = *std::exchange(version_number_, std::nullopt);
-  const absl::Status added =
-      ForEachDecoded(std::span<const UnitSpan>(spans), CodecOf(*form_.down), frame.bytes, progress,
-                     [&](const UnitSpan& span, std::span<const float> change) {
-                       float* const values = version_.data() + span.p;
-                       for (size_t k = 0; k < span.size(); ++k) {
-                         values[k] = span.trained() ? values[k] + change[k] : change[k];
-                       }
-                     });
+  const absl::Status added = DecodePieces(
+      UnitSpansOf(parts), CodecOf(*form_.down), frame.bytes, offsets, form_.threads,
+      [&](const UnitSpan& span, std::span<const float> change, std::span<float>) {
+        progress.Advance();
+        const std::span<float> values = std::span(version_).subspan(span.p, span.size());
+        (span.trained() ? AddWeighted : SetWeighted)(1, change, values);
+      });
   if (!added.ok()) return absl::DataLossError(added.message());
   version_number_ = version + 1;
   return absl::OkStatus();
@@ -352,7 +422,7 @@ absl::Status ShardValues::AddFrame(const PulledFrame& frame, TrainerProgress& pr
 uint32_t ShardValues::Adopt() {
   const uint32_t dropped = contribution_ ? contribution_->dropped : 0;
   if (form_.overlaps() || form_.fragments > 1) PrepareMerge();
-  CopyTo(version_, parts_);
+  CopyTo(version_, UnitSpansOf(parts_), form_.threads);
   contribution_.reset();
   return dropped;
 }
@@ -369,12 +439,12 @@ void ShardValues::PrepareMerge() {
   const bool has_rest = contribution.fragment > 0 && version_number_ == contribution.round;
   merged.resize(size_);
   if (has_rest) {
-    CopyFrom(parts_, &merged);
+    CopyFrom(UnitSpansOf(parts_), form_.threads, &merged);
   } else if (ElementsOf(contribution.parts) < size_) {
     merged = version_;
   }
   const v1::Overlap& overlap = form_.averaging.overlap();
-  for (const UnitSpan& span : UnitSpansOf(contribution.parts)) {
+  ForEachSpan(UnitSpansOf(contribution.parts), form_.threads, [&](const UnitSpan& span) {
     const float* const version = version_.data() + span.p;
     // May be where the merged values are.
     const std::span<const float> contributed = ContributedIn(span);
@@ -386,10 +456,10 @@ void ShardValues::PrepareMerge() {
       }
       merged[span.p + k] = value;
     }
-  }
+  });
 }
 
-void ShardValues::Merge() { CopyTo(merged(), parts_); }
+void ShardValues::Merge() { CopyTo(merged(), UnitSpansOf(parts_), form_.threads); }
 
 // ---- What is added to the change of the next contribution
 
@@ -422,9 +492,8 @@ std::vector<ShardValues::LateChange> ShardValues::Changes() const {
 void ShardValues::CopyUndecided(std::span<float> change, std::span<float> left_out,
                                 TrainerProgress& progress) const {
   const std::vector<UnitSpan> spans = UnitSpansOf(contribution_->parts);
-  for (const UnitSpan& span : spans) {
-    ChangeOf(span, change.subspan(span.p, span.size()));
-  }
+  ForEachSpan(spans, form_.threads,
+              [&](const UnitSpan& span) { ChangeOf(span, change.subspan(span.p, span.size())); });
   if (!form_.up) return;
   ForEachLeftOut(spans, progress, [&](const UnitSpan& span, std::span<const float> values) {
     absl::c_copy(values, left_out.begin() + span.p);

@@ -46,6 +46,8 @@ struct ExchangeForm {
   std::optional<v1::Coding> up = CodingOf(averaging.up());
   std::optional<v1::Coding> down = CodingOf(averaging.down());
   uint32_t fragments = FragmentsOf(averaging);
+  // Those that compute what is exchanged with one shard.
+  int threads = 1;
 
   bool overlaps() const { return averaging.overlap().steps() > 0; }
   // Whether contributions have changes that may have to be carried, and are not the coder's.
@@ -176,7 +178,7 @@ class ShardValues {
   void ChangeOf(const UnitSpan& span, std::span<float> change) const;
   // Calls use(span, values) with what the frame has left out.
   template <typename Use>
-  void ForEachLeftOut(std::span<const UnitSpan> spans, TrainerProgress& progress,
+  void ForEachLeftOut(const std::vector<UnitSpan>& spans, TrainerProgress& progress,
                       const Use& use) const;
   // What Merge stores.
   std::vector<float>& merged();
@@ -194,6 +196,8 @@ class ShardValues {
   // are (ReadsOwned), and otherwise a frame of their changes.
   std::vector<float> staged_;
   std::string frame_;
+  // Where its pieces begin, and its end.
+  std::vector<size_t> frame_offsets_;
   // The version with version_number_.
   std::vector<float> version_;
   // The exchanged values at the contribution, in a run with overlap that keeps changes: what is

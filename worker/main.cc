@@ -51,7 +51,10 @@ DEFINE_string(name, "",
               "display name of [a-z0-9._-], unique on its host, under which failures are recorded; "
               "default: the name in the certificate, the host name, and the port of --listen or, "
               "if that is 0, the process id");
-DEFINE_int32(threads, 1, "number of compute threads; 0: one for each core that it may use");
+DEFINE_int32(
+    threads, 1,
+    "number of threads that compute, and that code what is exchanged between groups; 0: one "
+    "for each core that it may use");
 DEFINE_int32(
     numa_node, -1,
     "number of the NUMA node (see 'lscpu') whose cores and memory the worker uses; -1: all "
@@ -307,6 +310,7 @@ absl::StatusOr<cadre::WorkerOptions> OptionsFromFlags(int host_cores) {
   options.shared_memory = FLAGS_shared_memory;
   options.tcp_connections = FLAGS_tcp_lanes;
   options.loader_threads = LoaderThreads();
+  options.coding_threads = FLAGS_threads;
   options.exchange_silence = absl::Seconds(FLAGS_exchange_silence);
   return options;
 }
