@@ -80,7 +80,7 @@ class Exchange {
   uint32_t round_ = 0;
 };
 
-// Of `iterations` calls, after one of `before` that does not count for each.
+// Seconds of `iterations` calls of `work`, before each of which `before` is called, uncounted.
 TimedRun Timed(std::function<absl::Status()> before, std::function<absl::Status()> work) {
   return [=](int iterations) -> absl::StatusOr<double> {
     double seconds = 0;
