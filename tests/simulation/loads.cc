@@ -47,13 +47,14 @@ void Loads::Check() {
   const uint64_t starts = world_.counters["coordinator_starts"];
   const bool stalled = std::exchange(stalled_, false);
   const bool restarted = std::exchange(starts_, starts) != starts || stalled;
-  shards_away_ = std::exchange(streams_ended_, ended) != ended || restarted ||
-                 std::any_of(aggregators_.begin(), aggregators_.end(), [this](const auto& one) {
-                   // A shard is away from the end of a lease until its aggregator has opened it.
-                   const HostConditions& host = world_.hosts[one->name()];
-                   return !one->joined() || std::max({host.busy, host.cut_up, host.cut_down,
-                                                      host.congested}) > world_.timeline.now();
-                 });
+  shards_away_ =
+      std::exchange(streams_ended_, ended) != ended || restarted ||
+      std::any_of(aggregators_.begin(), aggregators_.end(), [this](const auto& one) {
+        // A shard is away from the end of a lease until its aggregator has opened it.
+        const HostConditions& host = world_.hosts[one->name()];
+        return !one->joined() || std::max({host.busy, host.cut_up, host.cut_down, host.congested,
+                                           host.process.OpensAt()}) > world_.timeline.now();
+      });
   const auto& store = coordinator.store();
   for (auto it = store.lower_bound(kRunPrefix);
        it != store.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
