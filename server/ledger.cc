@@ -198,6 +198,7 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
     opened.dropped.insert(opened.dropped.end(), dropped.begin(), dropped.end());
   }
   run.closed = false;
+  run.leaving = false;
   // The order follows again. One of a coordinator whose store has become older is obsolete.
   if (!run.applying) run.closing.Clear();
   if (terms.hollow && run.hollow != terms.hollow) {
@@ -259,6 +260,11 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
     run.contributions.Put(key, std::move(contribution));
   }
   return useless;
+}
+
+void Ledger::Leave(const std::string& name, const std::string& lineage) {
+  LedgerRun* const run = Find(name);
+  if (run != nullptr && run->terms.lineage == lineage) run->leaving = true;
 }
 
 bool Ledger::IsClosed(const std::string& run) const {
@@ -439,6 +445,7 @@ bool Ledger::ContributionDurable(const ContributionKey& key, uint64_t attempt,
                                  std::shared_ptr<const FrameIndex> frame) {
   Contribution* const found = Find(key, attempt);
   if (found == nullptr || found->stored_chunks != found->chunks) return false;
+  if (Find(key.run)->leaving) return false;
   found->durable = true;
   found->frame = std::move(frame);
   return true;

@@ -78,6 +78,9 @@ class Ledger {
                                      const GroupGeneration& generation);
   // Ends the run: from then on only pulls are served. Returns the contributions to delete.
   std::vector<ContributionKey> CloseRun(const std::string& run);
+  // The run's files are to be removed: until it is opened again, contributions are refused, and
+  // those that are being staged are not acknowledged. Another lineage is ignored.
+  void Leave(const std::string& run, const std::string& lineage);
   // The run's files are removed: it is not open.
   void Forget(const std::string& run) { runs_.erase(run); }
   // Restores the durable state of an earlier process. `versions` may be empty. Returns obsolete

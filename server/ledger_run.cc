@@ -103,6 +103,10 @@ std::optional<Refused> LedgerRun::CheckRound(const v1::ContributionHeader& heade
   if (closed) {
     return Refused{v1::REFUSAL_CLOSED_ROUND, absl::StrCat("run ", terms.run, " has ended")};
   }
+  if (leaving) {
+    return Refused{v1::REFUSAL_UNSPECIFIED,
+                   absl::StrCat("the shard of ", terms.run, " has left this aggregator")};
+  }
   const uint32_t version = newest().value_or(0);
   // The shard is behind the run: its newest version is lost. The coordinator will have it restored.
   const bool ahead = header.round() > version + 1 && header.base_version() + 1 == header.round();

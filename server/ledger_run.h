@@ -27,6 +27,8 @@ struct LedgerRun {
   RunTerms terms;
   Interval span;
   bool closed = false;
+  // Its files are to be removed.
+  bool leaving = false;
   std::optional<StoredVersion> current;
   // Those before `current` that are stored, by version.
   std::map<uint32_t, StoredVersion> older;

@@ -122,6 +122,7 @@ bool IsOrder(const v1::CoordinatorMessage& message) {
 
 void OnArrival(ShardHost& host, const v1::CoordinatorMessage& message) {
   if (message.has_fence()) host.Fence(message.fence());
+  if (message.has_delete_run()) host.Leave(message.delete_run());
   if (!message.has_open_run()) return;
   const v1::OpenRun& open = message.open_run();
   if (host.ReportRun(open.run()).open().lineage() != open.lineage()) return;

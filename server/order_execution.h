@@ -24,7 +24,8 @@ struct OrderResult {
 };
 
 // What takes effect when the message arrives, before the orders that it follows are carried out:
-// keys and fences. Does not wait for the disk.
+// keys and fences, and the end of contributions to a run whose files are to be removed. Does not
+// wait for the disk.
 void OnArrival(ShardHost& host, const v1::CoordinatorMessage& message);
 
 // Waits for the disk. Requires: IsOrder(order); OnArrival was called.

@@ -119,6 +119,11 @@ class ShardHost {
   // run.
   void Fence(const v1::Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The order will follow. Does not wait for the disk.
+  void Leave(const v1::DeleteRun& order) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    ledger_.Leave(order.run(), order.lineage());
+  }
   // Removes all files of the run and lineage; OK if there are none. Errors: InvalidArgument if they
   // cannot name a file.
   absl::Status DeleteRun(const v1::DeleteRun& order) ABSL_LOCKS_EXCLUDED(mutex_);

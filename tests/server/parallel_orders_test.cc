@@ -203,6 +203,28 @@ TEST_F(ParallelOrdersTest, KeysAndFencesDoNotWaitForTheDisk) {
   Continue();
 }
 
+// A rank that does not know yet that the shard has moved would lose what it stages.
+TEST_F(ParallelOrdersTest, NothingIsStagedBeforeTheFilesAreRemoved) {
+  Open(first_);
+  auto staging = host_->Stage(Header(first_, {}, 0, 15, 15));
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  ASSERT_TRUE(host_->Put(*staging, MakeChunk(0, Values(1, 15))).value_or(false));
+  v1::CoordinatorMessage remove;
+  remove.mutable_delete_run()->set_run(first_.run);
+  remove.mutable_delete_run()->set_lineage("another lineage");
+  OnArrival(*host_, remove);
+  EXPECT_THAT(Stage(first_, {.group = 1}), IsOk());
+  remove.mutable_delete_run()->set_lineage(first_.lineage);
+  OnArrival(*host_, remove);
+  EXPECT_THAT(host_->Finish(*staging), IsError(absl::StatusCode::kUnavailable, "has left"));
+  EXPECT_THAT(Stage(first_, {.group = 1}), IsError(absl::StatusCode::kUnavailable, "has left"));
+  // An order of another coordinator, which does not remove them.
+  Open(first_);
+  auto again = host_->Stage(Header(first_, {}, 0, 15, 15));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_THAT(host_->Finish(*again), IsOk());
+}
+
 TEST_F(ParallelOrdersTest, FileOfAFencedContributionIsRemovedByTheNextOrder) {
   Open(first_);
   auto staging = host_->Stage(Header(first_, {}, 0, 15, 4));
