@@ -11,6 +11,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "base/protocol.h"
 #include "base/secret_key.h"
 #include "model/exchange_units.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -27,6 +29,13 @@ struct Refused {
   std::string reason;
 };
 
+// Why a caller with this protocol is refused; nothing if it is compatible.
+inline std::optional<Refused> WhyIncompatible(uint32_t protocol) {
+  if (AreCompatible(protocol, kProtocol)) return std::nullopt;
+  return Refused{v1::REFUSAL_PROTOCOL,
+                 absl::StrCat("the caller has protocol ", protocol, ", this aggregator ", kProtocol,
+                              "; only adjacent protocols work together")};
+}
 inline Refused Malformed(std::string reason) { return {v1::REFUSAL_MALFORMED, std::move(reason)}; }
 
 // The result of a check: a value, or a refusal.

@@ -27,7 +27,6 @@
 #include "base/crc32c.h"
 #include "base/digest.h"
 #include "base/file_limit.h"
-#include "base/protocol.h"
 #include "base/secret_key.h"
 #include "base/status.h"
 #include "model/frame.h"
@@ -90,13 +89,6 @@ ShardHost::ShardHost(std::unique_ptr<ShardStore> store, const Options& options)
 absl::Status ShardHost::Refuse(const Refused& refused) const {
   counters_->Add(absl::StrCat("refused_", RefusalName(refused.refusal)));
   return RefusalStatus(refused.refusal, refused.reason);
-}
-
-absl::Status ShardHost::CheckProtocol(uint32_t protocol) const {
-  if (AreCompatible(protocol, kProtocol)) return absl::OkStatus();
-  return Refuse({v1::REFUSAL_PROTOCOL,
-                 absl::StrCat("the caller has protocol ", protocol, ", this aggregator ", kProtocol,
-                              "; only adjacent protocols work together")});
 }
 
 absl::Status ShardHost::CountError(absl::Status status) const {
@@ -323,7 +315,7 @@ v1::RunReport ShardHost::ReportRun(const std::string& run) const {
 
 template <typename Message>
 absl::Status ShardHost::Authenticate(const Message& message) const {
-  CADRE_RETURN_IF_ERROR(CheckProtocol(message.protocol()));
+  if (const auto wrong = WhyIncompatible(message.protocol())) return Refuse(*wrong);
   Decision<SecretKey> key;
   {
     absl::MutexLock lock(&mutex_);
@@ -344,7 +336,7 @@ template absl::Status ShardHost::Authenticate(const v1::ContributionHeader&) con
 template absl::Status ShardHost::Authenticate(const v1::PullRequest&) const;
 
 absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
-  CADRE_RETURN_IF_ERROR(CheckProtocol(header.protocol()));
+  if (const auto wrong = WhyIncompatible(header.protocol())) return Refuse(*wrong);
   // Another attempt for the same contribution has another proof. What has no meaning is not stored.
   v1::ContributionHeader contribution = header;
   contribution.clear_proof();
@@ -427,7 +419,7 @@ absl::Status ShardHost::Finish(Staging& staging) {
 }
 
 absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullRequest& request) {
-  CADRE_RETURN_IF_ERROR(CheckProtocol(request.protocol()));
+  if (const auto wrong = WhyIncompatible(request.protocol())) return Refuse(*wrong);
   PullDecision decision;
   absl::StatusOr<std::unique_ptr<VersionReader>> reader = nullptr;
   absl::StatusOr<StoredStates> states;

@@ -182,7 +182,6 @@ class ShardHost {
   void Restore(const RunTerms& terms, const ShardStore::FoundRun& found)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;
-  absl::Status CheckProtocol(uint32_t protocol) const;
   // Counts and logs a disk error, and returns it, or Unavailable if the data folder was removed.
   absl::Status CountError(absl::Status status) const;
   // Removes files of contributions to one run, in a turn of names_.

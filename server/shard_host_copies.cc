@@ -8,7 +8,7 @@ namespace cadre {
 
 absl::StatusOr<std::unique_ptr<BlockFile>> ShardHost::OpenFile(
     const v1::CopyRequest& request) const {
-  CADRE_RETURN_IF_ERROR(CheckProtocol(request.protocol()));
+  if (const auto wrong = WhyIncompatible(request.protocol())) return Refuse(*wrong);
   {
     absl::MutexLock lock(&mutex_);
     CADRE_RETURN_IF_ERROR(unverified_.Check(request.run()));
