@@ -160,8 +160,12 @@ bool Aggregators::OnRestoringApplied(const v1::Applied& applied) {
     restore->Fail("restored values have another digest than those that were committed");
     return false;
   }
-  // It may have left the newest version out (ShardRestore::Source::kOpenRound).
-  if (applied.round() > record_.version()) rounds_.versions().Lose(record_.version());
+  // It has no other version, or may have left the newest one out (Source::kOpenRound).
+  if (from_copy) {
+    rounds_.versions().LoseOthers(applied.round());
+  } else if (applied.round() > record_.version()) {
+    rounds_.versions().Lose(record_.version());
+  }
   v1::RunOpened opened;
   opened.set_shard(shard);
   opened.set_version(applied.round());

@@ -77,6 +77,13 @@ void RunVersions::Lose(uint32_t version) {
   stored_.Save();
 }
 
+void RunVersions::LoseOthers(uint32_t version) {
+  const std::vector<uint32_t> kept(record_.kept().begin(), record_.kept().end());
+  for (const uint32_t other : kept) {
+    if (other != version) Lose(other);
+  }
+}
+
 // The newest ones remain in any case.
 void RunVersions::EraseCommit(uint32_t version) {
   const uint32_t keep = std::max(options_.keep_commits, 2U);

@@ -47,6 +47,8 @@ class RunVersions {
   // What the shard does not store is not kept.
   void OnOpened(const v1::RunOpened& opened);
   void Lose(uint32_t version);
+  // A shard has this version and no other.
+  void LoseOthers(uint32_t version);
   // Sets what a commit keeps (CommitRecord.keep).
   void SetKeep(const Round::Away& away, v1::CommitRecord& commit) const;
 

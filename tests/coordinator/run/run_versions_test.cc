@@ -157,6 +157,16 @@ TEST_F(RunVersionsTest, CommitOfAKeptVersionIsNotErased) {
   EXPECT_TRUE(HasCommit(4)) << "it is kept";
 }
 
+// A shard was restored from a copy of the newest version.
+TEST_F(RunVersionsTest, RestoredShardHasOneVersion) {
+  record().set_version(9);
+  record().clear_kept();
+  for (const uint32_t version : {9, 8, 4}) record().add_kept(version);
+  versions_.LoseOthers(9);
+  EXPECT_THAT(KeptRecord(), ElementsAre(9));
+  EXPECT_FALSE(HasCommit(4));
+}
+
 TEST_F(RunVersionsTest, TwoCommitsRemainAtLeast) {
   options_.keep_commits = 0;
   record().set_version(10);
