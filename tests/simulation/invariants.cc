@@ -241,7 +241,8 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   // Nor does a store that is older than the move of a shard name its aggregator, until that of
   // another shard shows that the record is older.
   for (int i = 0; i < std::min(before.shards_size(), record.shards_size()); ++i) {
-    if (record.version() == 0 || before.shards(i) == record.shards(i)) continue;
+    const bool moves = before.has_move() && before.move().to() == record.shards(i);
+    if ((record.version() == 0 && !moves) || before.shards(i) == record.shards(i)) continue;
     moved_.at[{run, i}] = record.version();
     moved_.left.emplace(run, before.shards(i));
     moved_.reached.emplace(run, record.shards(i));

@@ -74,8 +74,9 @@ class Invariants {
   void OnContributionsRemoved(const std::string& aggregator,
                               const std::function<bool(const ContributionKey&)>& holds,
                               const std::function<bool(const ContributionKey&)>& may_be);
-  // The aggregator's disk was removed or damaged.
-  void OnDiskLost(const std::string& aggregator);
+  // The aggregator's disk was removed; or a file of it is damaged, which may be noticed later, with
+  // what was written meanwhile.
+  void OnDiskLost(const std::string& aggregator, bool is_damaged = false);
   bool HasLostDisk(const std::string& aggregator) const { return lost_disks_.contains(aggregator); }
   bool HasLostDisk(const v1::RunRecord& run) const;
   // Whether the run's record was once replaced by an older one.
@@ -205,6 +206,8 @@ class Invariants {
   struct WrittenVersions {
     // False: the aggregator may have lost it since.
     std::map<std::pair<std::string, uint32_t>, std::map<std::string, bool>> by;
+    // Aggregators that have damaged files.
+    std::set<std::string> damaged;
     bool Contains(const std::pair<std::string, uint32_t>& version) const {
       return by.contains(version);
     }

@@ -148,8 +148,9 @@ void Invariants::CheckDigests(const v1::CommitRecord& commit) {
 
 bool Invariants::WrittenVersions::AllStore(const std::pair<std::string, uint32_t>& version) const {
   const auto written = by.find(version);
-  return written != by.end() &&
-         absl::c_all_of(written->second, [](const auto& writer) { return writer.second; });
+  return written != by.end() && absl::c_all_of(written->second, [this](const auto& writer) {
+           return writer.second && !damaged.contains(writer.first);
+         });
 }
 
 void Invariants::WrittenVersions::Lose(const std::string& aggregator) {
@@ -362,8 +363,9 @@ bool Invariants::HasLostDisk(const v1::RunRecord& run) const {
          absl::c_any_of(moved_.left, is_lost) || absl::c_any_of(moved_.reached, is_lost);
 }
 
-void Invariants::OnDiskLost(const std::string& aggregator) {
+void Invariants::OnDiskLost(const std::string& aggregator, bool is_damaged) {
   lost_disks_.insert(aggregator);
+  if (is_damaged) written_.damaged.insert(aggregator);
   written_.Lose(aggregator);
   std::erase_if(kept_, [&](const auto& kept) { return kept.second == aggregator; });
 }

@@ -263,7 +263,7 @@ void SimulatedAggregator::DamageFile() {
     disk_.FailReads(path, EIO);
   }
   damaged_.insert(path);
-  invariants_.OnDiskLost(name_);
+  invariants_.OnDiskLost(name_, /*is_damaged=*/true);
 }
 
 std::optional<uint32_t> SimulatedAggregator::VersionOf(const std::string& run) const {
